@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast test-next test-kfp check fix size compile images-check manifests-check apiserver-test gpu extras-check everything nightly findings package docs bench bench-cache bench-corpus bench-machines bench-measure bench-memory bench-pretrain bench-release bench-sequences bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-page submit lock clean
+.PHONY: help setup run test test-fast test-next test-kfp check fix size compile images-check manifests-check apiserver-test gpu extras-check everything nightly findings package docs bench bench-cache bench-corpus bench-machines bench-memory bench-pretrain bench-release bench-sequences bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -116,23 +116,20 @@ bench-corpus: .venv/dev.done ## a hundred tasks with every option, searched here
 bench-machines: .venv/dev.done ## `make run` on machines that this one is not: caches, cores, memory, paths, networks; ARGS="--only '1 core'", --quick
 	@$(BIN)/python tests/bench/machines.py $(ARGS)
 
-bench-measure: .venv/dev.done ## our harness beside a fresh operator for every case: cases a second, and the noise of both; ARGS=--quick
-	@$(BIN)/python tests/bench/measure.py $(ARGS)
-
 bench-memory: .venv/dev.done ## what a step takes of memory beside live bytes of real steps of TorchRec on gloo ranks; ARGS=--quick
 	@$(BIN)/python tests/bench/memory.py $(ARGS)
 
 bench-pretrain: .venv/dev.done ## our cost models beside the paper's nets and recipe on the same data; ARGS="--tables FILE --costs FOLDER", --quick
 	@$(BIN)/python tests/bench/pretrain.py $(ARGS)
 
-bench-release: .venv/dev.done ## races, kills, faults, damaged files, and a trainer by four planners' plans, as tables; ARGS="--quick --only trainer"
+bench-release: .venv/dev.done ## what a trainer waits for, and its steps by four planners' plans, as tables; ARGS=--quick
 	@$(BIN)/python tests/bench/release.py $(ARGS)
 	@$(BIN)/python tests/bench/trainer.py $(ARGS)
 
 bench-sequences: .venv/dev.done ## DLRMv4's tables: our plans beside those of TorchRec's planner and of the benchmark's makers, priced, and run on gloo ranks by a scaled copy; ARGS=--quick
 	@$(BIN)/python tests/bench/dlrmv4.py $(ARGS)
 
-bench-rows: .venv/dev.done ## what copies of hot rows cost and save two gloo ranks, and a search: the map, sequences, shaped links (as root); ARGS="--tables-dir FOLDER", "--ratings u.data --requests FILE" (real streams), --quick
+bench-rows: .venv/dev.done ## what copies of hot rows cost and save two gloo ranks; ARGS="--ratings u.data --requests FILE" (real streams), --quick
 	@$(BIN)/python tests/bench/rows.py $(ARGS)
 
 bench-search: .venv/dev.done ## our search beside its peers; ARGS="--tables-dir FOLDER" of public table sets, --quick for some of it

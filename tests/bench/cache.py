@@ -11,7 +11,6 @@ cache filled by the first. Caches hold at least 1.5 times a batch's distinct row
 """
 
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -24,14 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.publishing import page
 from helpers.fbgemm_cache import simulated
-from helpers.streams import Batch, cycles, drifting, in_time, independent, ordered, sessions, zipf
+from helpers.streams import Batch, cycles, drifting, in_time, independent, sessions, zipf
 from neuroshard.core.access import AccessCurve
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
 from neuroshard.costmodel.cache import MissCurve, miss_curve
 from neuroshard.files.access import count_bins
 from neuroshard.files.count_access import AccessCounter
-from neuroshard.files.row_orders import shares_now
 
 MOST_WARM_UP = 400  # batches; what needs more is left out
 TIMED_ROWS = 100_000  # distinct rows of the batches after the warm-up, so that a rate is known to 0.3 points
@@ -47,9 +45,7 @@ def main() -> None:
     parser = page.parser(__doc__, "two tasks of each kind")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tasks", type=int, default=12, help="of each kind [12]")
-    parser.add_argument(
-        "--only", default="distributions,streams,real,counting,orders", help="some of them, separated by commas"
-    )
+    parser.add_argument("--only", default="distributions,streams,real", help="some of them, separated by commas")
     parser.add_argument("--ratings", type=Path, help="u.data: user, film, rating, time a line")
     parser.add_argument("--requests", type=Path, help="a number a line, in order of time")
     options = page.asked(parser)
@@ -75,17 +71,6 @@ def main() -> None:
             print("skipped: real streams need --ratings or --requests")
             continue
         show(name, questions[name], *table_of(run(), WAYS_TO_PREDICT[name]))
-    if "orders" in only and (options.ratings or options.requests):
-        question = (
-            "Which share of the lookups do the hottest rows of a row order have later? Real streams: an order of the first half, "
-            "and how it fares in the second. The hottest tenth of the rows, or as many as are listed."
-        )
-        show("row-orders", question, *row_orders(options.ratings, options.requests))
-    if "counting" in only:
-        question = (
-            "What does counting a stream cost, and how far off is a sample? Zipf 1.05, 1,000,000 rows, 32,768 lookups."
-        )
-        show("counting", question, *counting(options.seed))
 
 
 def table_of(found: Found, ways: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -237,59 +222,6 @@ def real_streams(ratings: Path | None, requests: Path | None) -> Iterator[tuple[
         for order, in_order in (("in order of time", ids), ("shuffled", rng.permutation(ids))):
             half = len(ids) // size // 2
             yield f"{name}, {order}", list(in_order[: 2 * half * size].reshape(-1, size)), rows
-
-
-def row_orders(ratings: Path | None, requests: Path | None) -> tuple[list[str], list[list[str]]]:
-    """Orders of the halves of real streams, beside what the lookups of the second half are."""
-    columns = [
-        "rows are read",
-        "rows",
-        "hottest",
-        "said, %",
-        "of the second half, %",
-        "said by the second half's order, %",
-    ]
-    rows = []
-    for name, batches, of_table in real_streams(ratings, requests):
-        half = len(batches) // 2
-        first, second = ordered(batches[:half], of_table), ordered(batches[half:], of_table)
-        if first is None or second is None:
-            rows.append([name, f"{of_table:,}", "no order", "", "", ""])
-            continue
-        (old, old_ids), (new, new_ids) = first, second
-        hottest = min(of_table // 10, old.hot_rows)
-        shares = (
-            old.share_of(hottest),
-            np.isin(np.concatenate(batches[half:]), old_ids[:hottest]).mean(),
-            shares_now(old_ids[:hottest], new, new_ids).sum(),
-        )
-        rows.append([name, f"{of_table:,}", f"{hottest:,}", *(f"{share * 100:.1f}" for share in shares)])
-    return columns, rows
-
-
-def counting(seed: int) -> tuple[list[str], list[list[str]]]:
-    """Milliseconds a batch, megabytes, and how far samples are off what all rows say."""
-    rows_of_table, lookups, count = 1_000_000, 32_768, 120
-    rng = np.random.default_rng(seed)
-    batches = list(islice(independent(zipf(rows_of_table, 1.05), lookups, rng), count))
-    cached = np.geomspace(2.0**14, rows_of_table * 0.6, 12)
-    rows, exact = [], None
-    for tracked in (rows_of_table, 2**16, 2**14):
-        counter = AccessCounter(rows_of_table, tracked)
-        begun = time.process_time()
-        for batch in batches:
-            counter.add(batch, 1)
-        ms = (time.process_time() - begun) / count * 1e3
-        counted = Table.parse({"name": "t", "rows": rows_of_table, "dim": 4, **counter.fields("time")}, "t")
-        curve = miss_curve(counted, 1)
-        exact = exact or curve
-        off = np.abs(curve.missed(cached) - exact.missed(cached)).max() / exact.distinct_rows
-        stream = counted.access and counted.access.stream
-        assert stream
-        rows.append(
-            [f"{tracked:,}", f"1 in {1 / stream.sampled:.0f}", f"{ms:.1f}", f"{stream.error:.2%}", f"{off:.2%}"]
-        )
-    return ["rows tracked", "rows counted", "CPU ms a batch", "error stated (standard)", "off all rows, worst"], rows
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Nights: mishaps of store, disk and clock, two simulated months of faults, damaged files, and runs of the pipeline.
+"""Nights: two simulated months of faults, damaged files, and runs of the pipeline.
 
     make bench-nights                        an hour and a half
     make bench-nights ARGS=--quick           a quarter of an hour: two simulated weeks, a tenth of the files, and few kills
     make bench-nights ARGS="--only simulation --seed 7"
 
-The states, the simulation and the files are nights in this process, on a formula's costs (nightly/). The runs are each a run of
+The simulation and the files are nights in this process, on a formula's costs (nightly/). The runs are each a run of
 KFP's local runner: what was measured, and which plan is live after. Their costs are the formula's too, and their fleet is of
 nodes that a real API server listed (tests/fleet/nodes-recorded.json), with labels changed where a driver is. Everything else is
 what runs every night: pipelines/neuroshard.yaml with its steps in processes of their own, and a store in a folder, or on a real
@@ -30,7 +30,7 @@ from unittest.mock import patch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from bench.nightly import cases, files, simulation  # noqa: E402
+from bench.nightly import files, simulation  # noqa: E402
 from bench.publishing import page  # noqa: E402
 from helpers.loopback import NETLOC, url  # noqa: E402
 from helpers.nightly import age  # noqa: E402
@@ -160,23 +160,13 @@ def main() -> None:
     parser = page.parser(
         __doc__, "two simulated weeks, a tenth of the damaged files, and kills in measure and deploy only"
     )
-    parser.add_argument("--only", choices=("states", "simulation", "files", "runs"), help="one of the four")
+    parser.add_argument("--only", choices=("simulation", "files", "runs"), help="one of the three")
     parser.add_argument("--seed", type=int, default=0, help="of the simulation and of the damaged files")
     parser.add_argument("--share", type=float, default=1.0, help="of the damaged files, drawn from the seed")
     options = page.asked(parser)
     with tempfile.TemporaryDirectory(prefix="neuroshard-nights-") as folder:
         scratch, good = Path(folder), True
         os.environ["XDG_CACHE_HOME"] = str(scratch / "cache")
-        if options.only in (None, "states"):
-            good, rows = quietly(lambda: cases.show(scratch / "states"))
-            if options.publish:
-                page.publish(
-                    "nights-states",
-                    "Do later nights go on from a bad state, with nobody's help?",
-                    ["state", "the nights, one after another"],
-                    [row[:2] for row in rows],
-                    costs="formula",
-                )
         if options.only in (None, "simulation"):
             weeks = 2 if options.quick else 9
             well, rows = quietly(lambda: simulation.show(scratch / "simulation", options.seed, weeks))

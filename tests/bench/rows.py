@@ -1,22 +1,14 @@
-"""What copies of hot rows cost and save a trainer of sequences on two gloo ranks of this CPU, and a search.
+"""What copies of hot rows cost and save a trainer of sequences on two gloo ranks of this CPU.
 
-Run `make bench-rows`, or with ARGS=--quick; with ARGS="--tables-dir FOLDER", where meta-production-1935.json is (see
-bench/search.py), the search too; with ARGS="--ratings u.data --requests cloudPhysicsIO.txt" real streams, never committed:
-MovieLens 100K's ratings (GroupLens), and block requests, a number a line (libCacheSim's data/).
+Run `make bench-rows`, or with ARGS=--quick; with ARGS="--ratings u.data --requests cloudPhysicsIO.txt" real streams, never
+committed: MovieLens 100K's ratings (GroupLens), and block requests, a number a line (libCacheSim's data/).
 
-Four questions of the trainer, each of runs that take turns step by step in the same processes, so that whatever else this
-machine does meets all of them alike; medians, and the quarter of steps below and above:
+Two questions, each of runs that take turns step by step in the same processes, so that whatever else this machine does meets all
+of them alike; medians, and the quarter of steps below and above:
 - what it costs to map an id, where ids are in order and by listed ids, beside what a plan's cost has for it;
-- sequences: bytes sent and a step, with hot rows copied to both ranks, beside TorchRec's use_index_dedup. FBGEMM has the kernel
-  of that (jagged_unique_indices) for GPUs alone: here torch.unique stands for it;
-- the same where the ranks are in network namespaces with a shaped link between them (tests/helpers/hosts.py). It needs root and
-  iproute2, and is skipped without;
-- real streams in order of time: sequences with hot rows copied, by an order that the product makes of the first half, while
-  steps read the second.
-
-And of the search: what plans that may copy hot rows save in the model (analytic:h100), and how long they are sought. Tasks are
-drawn by seed as those of bench/tiers.py, and every second table is a sequence; each has an order of its hottest million rows, or
-of half of them, by its own distribution; of every fourth ids are in this order.
+- real streams in order of time: bytes sent and a step of sequences with hot rows copied to both ranks, by an order that the
+  product makes of the first half, while steps read the second, beside TorchRec's use_index_dedup. FBGEMM has the kernel of that
+  (jagged_unique_indices) for GPUs alone: here torch.unique stands for it.
 """
 
 import os
@@ -26,7 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -47,38 +39,22 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 from bench.publishing import page
-from bench.searching.tier_tasks import drawn
 from helpers.gloo import on_ranks
-from helpers.hosts import Rank, enter, environment_of, hosts, lacks_hosts
 from helpers.row_trainers import sharding
 from helpers.streams import in_time, ordered
 from neuroshard.client.rows import CollectionByAccessSharder
 from neuroshard.client.rows.collection import CollectionByAccess, TableRows
 from neuroshard.client.rows.map import Part
 from neuroshard.core.parts import ByAccess, RowsByAccess
-from neuroshard.core.plan import Plan
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Table
-from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.pricing import MAP_MS
-from neuroshard.search.run import search
-from neuroshard.search.settings import SearchSettings
 
 RANKS, DIM, LOOKUPS, WARM_UP = 2, 64, 20, 3
 FUSED = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.01}
-EXPONENTS = (0.8, 1.05, 1.3)
 HOT_SHARE = 0.8  # of the lookups of sequences
 STREAM_SAMPLES, STREAM_PASSES = 256, 32  # half of 100,000 ids are 4 steps
 STREAM_DIMS = 64, 256
-LINKS = ("500mbit", "100mbit")  # of a rank, in tc's words
-FIRST_SEED = 8_700_000  # add to it for tasks that nobody has looked at
-MOST_LISTED = 2**20
-# tables, devices, and HBM of all devices over what the tables need
-SIZES = (10, 2, 1.4), (10, 4, 0.5), (20, 4, 1.4), (20, 8, 0.25), (40, 8, 1.3)
-SEARCHED = (
-    "tables", "devices", "HBM", "without, ms", "with, ms", "saved", "sequences with copies",
-    "CPU s without", "CPU s with", "ratio",
-)  # fmt: skip
 
 
 class Zipf:
@@ -157,13 +133,6 @@ def sent_bytes() -> Iterator[dict[str, float]]:
         dist.all_to_all_single, dist.all_reduce = to_all, reduce
 
 
-def drawn_by_zipf(rows: int, count: int, exponent: float, rank: int) -> Iterator[Tensor]:
-    """Ids of a rank's steps, without end."""
-    zipf, generator = Zipf(rows, exponent), torch.Generator().manual_seed(rank)
-    while True:
-        yield zipf.draw(count, generator)
-
-
 def one_after_another(steps: Tensor, rank: int) -> Iterator[Tensor]:
     """Ids of a rank's steps, of a tensor (steps, ranks, lookups), again from the first after the last."""
     while True:
@@ -203,19 +172,14 @@ def in_turn(
     return found
 
 
-def on_gloo(*arguments: Any, link: str = "") -> list[Any]:
-    """What RANKS ranks found; with a link between them over which each sends at this rate."""
-    with tempfile.TemporaryDirectory() as folder, hosts(RANKS, 1, link) if link else nullcontext() as there:
-        begin = partial(on_host, there)
-        return on_ranks(RANKS, Path(folder), in_turn, *arguments, timeout=500, begin=begin)
+def on_gloo(*arguments: Any) -> list[Any]:
+    """What RANKS ranks found."""
+    with tempfile.TemporaryDirectory() as folder:
+        return on_ranks(RANKS, Path(folder), in_turn, *arguments, timeout=500, begin=on_one_host)
 
 
-def on_host(there: Sequence[Rank] | None, rank: int) -> None:
-    if there is None:
-        os.environ["LOCAL_WORLD_SIZE"] = str(RANKS)
-    else:
-        enter(there[rank].namespace)
-        os.environ |= environment_of(there, rank)
+def on_one_host(_: int) -> None:
+    os.environ["LOCAL_WORLD_SIZE"] = str(RANKS)
 
 
 def spread(times: list[float]) -> str:
@@ -298,72 +262,17 @@ def of_streams(streams: Iterable[tuple[str, NDArray[np.int64], int]], samples: i
     return sequences
 
 
-def with_order(table: Table, place: int) -> Table:
-    """The table, every second a sequence, with an order of its rows by its own distribution."""
-    hot = max(min(table.rows // 2, MOST_LISTED), 1)
-    points = tuple((2**n, table.hottest_share(2**n)) for n in range(hot.bit_length()) if 2**n < hot)
-    order = RowOrder(
-        ids_digest="" if place % 4 == 0 else "0" * 64,
-        rows=table.rows,
-        hot_rows=hot,
-        lookup_share=table.hottest_share(hot),
-        points=points,
-        time="2025-11-20T12:00:00Z",
-    )
-    return table.model_copy(update={"row_order": order, "pooling": "sum" if place % 2 else "none"})
-
-
-def searched(folder: Path, seed: int, sizes: Sequence[tuple[int, int, float]]) -> list[list[str]]:
-    """Plans of drawn tasks without copies of hot rows and with them: what they cost, and CPU seconds to find them."""
-    found = []
-    for number, (count, devices, share) in enumerate(sizes):
-        task = drawn(count, devices, seed + number, share, folder)
-        tables = tuple(with_order(table, place) for place, table in enumerate(task.tables))
-        task = task.model_copy(update={"tables": tables})
-        model = analytic_model("h100", task.batch_size)
-        plans, spent = list[Plan](), list[float]()
-        for chooses in (False, True):
-            begin = time.process_time()
-            settings = SearchSettings(try_row_wise=True, try_rows_by_access=chooses)
-            plans.append(search(task, model, settings))
-            spent.append(time.process_time() - begin)
-        without_ms, with_ms = (plan.cost_ms or 0.0 for plan in plans)
-        held = plans[1].held.constraints.rows_by_access
-        found.append(
-            [
-                f"{count}",
-                f"{devices}",
-                f"{share:.0%}",
-                f"{without_ms:.3f}",
-                f"{with_ms:.3f}",
-                f"{1 - with_ms / without_ms:.1%}",
-                f"{len(held)}",
-                f"{spent[0]:.1f}",
-                f"{spent[1]:.1f}",
-                f"{spent[1] / spent[0]:.2f}",
-            ]
-        )
-    return found
-
-
 def main() -> int:
     parser = page.parser(__doc__, "smaller tables and fewer steps")
-    parser.add_argument("--tables-dir", type=Path, help="a folder with meta-production-1935.json, for the search")
-    parser.add_argument("--seed", type=int, default=FIRST_SEED, help=f"of the first task of the search [{FIRST_SEED}]")
     parser.add_argument("--ratings", type=Path, help="u.data: user, film, rating, time a line")
     parser.add_argument("--requests", type=Path, help="a number a line, in order of time")
-    parser.add_argument(
-        "--only", default="map,sequences,links,streams,search", help="some of them, separated by commas"
-    )
+    parser.add_argument("--only", default="map,streams", help="some of them, separated by commas")
     options = page.asked(parser)
     torch.set_num_threads(1)
-    rows, samples, steps = (100_000, 256, 8) if options.quick else (1_000_000, 2048, 24)
-    size = f"{rows:,} rows x {DIM} fp32, {samples:,} samples a rank of {LOOKUPS} lookups, {RANKS} gloo ranks, {steps} steps"
+    rows = 100_000 if options.quick else 1_000_000
 
     def show(name: str, question: str, columns: Sequence[str], found: Sequence[Sequence[str]]) -> None:
-        full = "search-rows" if name == "search" else f"trainer-rows-{name}"
-        costs: page.CostsFrom = "formula" if name == "search" else "measured"
-        page.show(full, question, columns, found, costs, published=options.publish)
+        page.show(f"trainer-rows-{name}", question, columns, found, "measured", published=options.publish)
 
     only = options.only.split(",")
     torch.library.impl("fbgemm::jagged_unique_indices", "CPU", unique_indices)  # there is none
@@ -373,32 +282,6 @@ def main() -> int:
             "map",
             f"What does it cost to map an id of a table held by access? CPU time, one core; {rows:,} rows, zipf 1.05.",
             columns,
-            found,
-        )
-    if "sequences" in only or "links" in only:
-        hot, zipf = Zipf(rows, 1.05).hot_rows(HOT_SHARE), partial(drawn_by_zipf, rows, samples * LOOKUPS, 1.05)
-        parts = Part("hot", 0, hot, copied=True), Part("cold", hot, rows - hot, RANKS)
-        runs = {"row-wise": {}, "hot rows copied": {"held": TableRows(parts)}, "use_index_dedup": {"dedup": True}}
-        of_what = (
-            f"Zipf 1.05, the {hot:,} hottest rows ({HOT_SHARE:.0%} of lookups) apart, torch.unique in place of the kernel of "
-            f"use_index_dedup: {size}."
-        )
-    if "sequences" in only:
-        by_rank = on_gloo(rows, samples, steps, zipf, runs)
-        found = [row_of(name, by_rank, next(iter(runs)), with_bytes=True) for name in runs]
-        show("sequences", f"What do sequences send, and how long is a step? {of_what}", (*COLUMNS, *BYTES), found)
-    if "links" in only and (why := lacks_hosts()):
-        print(f"\nlinks between namespaces: nothing is run: {why}")
-    elif "links" in only:
-        found = []
-        for link in LINKS:
-            by_rank = on_gloo(rows, samples, steps, zipf, runs, link=link)
-            found += [[link, *row_of(name, by_rank, next(iter(runs)), with_bytes=True)] for name in runs]
-        show(
-            "links",
-            "What do copies of hot rows save sequences where ranks are in two network namespaces, with a shaped link between "
-            f"them? {of_what}",
-            ("link of a rank", *COLUMNS, *BYTES),
             found,
         )
     if "streams" in only and (options.ratings or options.requests):
@@ -415,15 +298,6 @@ def main() -> int:
             f"lookups, or all that its order lists) are copied? {how}",
             (*STREAM, "hot", "of the second half's lookups", "columns", *COLUMNS, *BYTES),
             sequences,
-        )
-    if "search" in only and options.tables_dir:
-        found = searched(options.tables_dir, options.seed, SIZES[:1] if options.quick else SIZES)
-        show(
-            "search",
-            "What do copies of hot rows save in the model, and what does it take to find them? Tasks by seed, every second table "
-            "a sequence; plans that may copy none, and that may.",
-            SEARCHED,
-            found,
         )
     return 0
 

@@ -1,6 +1,6 @@
 """Does a plan that is predicted to be faster train faster? A TorchRec trainer's steps under several planners' plans, in turns.
 
-    make bench-release ARGS="--only trainer"            (or: .venv/bin/python tests/bench/trainer.py --quick)
+    make bench-release            (or: .venv/bin/python tests/bench/trainer.py --quick)
 
 The whole chain on this CPU: tables are made up, measured with FBGEMM and gloo, a cost model is trained, and plans are searched
 of several of its table sets. Then gloo processes, each with a core of its own, train by all plans of a table set at once: each
@@ -78,12 +78,9 @@ class Raced(NamedTuple):
 
 def main() -> None:
     parser = page.parser(__doc__, "a tenth of it or so, to see that it runs")
-    parser.add_argument("--only", default="", help="nothing is done unless this is in the word trainer")
     parser.add_argument("--processes", type=int, default=2, help="ranks that train, each a gloo process [2]")
     parser.add_argument("--seed", type=int, default=0, help="of the table sets [0]")
     options = page.asked(parser)
-    if options.only not in "trainer":
-        return
     # As `neuroshard measure` does, and as a GPU's allocator: by default half of a step on a CPU goes into new pages of memory.
     # glibc reads it when a process starts. The planner's plan is the same in every run (bench/searching/peers_torchrec.py).
     restart_with({**kept_memory(os.environ), "PYTHONHASHSEED": "0"})

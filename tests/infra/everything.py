@@ -61,7 +61,6 @@ SMALL = {
     "bench": Small("--help"),  # its scripts are run by the targets below
     "bench-cache": Small("--quick --ratings {drawn}/u.data"),
     "bench-corpus": Small("--quick"),
-    "bench-measure": Small("--quick"),
     "bench-pretrain": Small("--quick"),
     "bench-release": Small("--quick"),
     # without `production`: a plan that others printed cannot be drawn; tests/bench/searching/test_peers.py reads a small one

@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from bench.nightly.buckets import BUCKET, bucket
-from bench.nightly.cases import H100, H200, new_place
 from helpers.faults import faulty
-from helpers.nightly import NightlyRun, Place, spec
+from helpers.nightly import NightlyRun, Place, spec, tables
+from helpers.nodes import node
 from neuroshard.client import load_plan
 from neuroshard.core.errors import NeuroshardError
+from neuroshard.files.tables import write_tables
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 
@@ -62,8 +63,9 @@ def original(folder: Path) -> Path:
 
 
 def place_at(folder: Path) -> Place:
-    place = new_place(folder)
-    place.nodes = [H200, H100]
+    place = Place(folder, [node("a"), node("b", product="NVIDIA-H100")])
+    for name, count in (("two", 2), ("six", 6)):
+        write_tables(folder / f"{name}.json", tables(count))
     place.models = [spec(place), spec(place, "feed", "two.json", devices=2), spec(place, "old", hardware="h100")]
     return place
 
