@@ -1,10 +1,7 @@
 """The front door is light: what importing it loads. How long that takes is in `make bench-release`."""
 
-import importlib
 import subprocess
 import sys
-
-import pytest
 
 from helpers.limits import HANGS
 
@@ -50,18 +47,3 @@ def test_an_s3_store_needs_boto3_and_nothing_else_heavy():
     got = loaded("from neuroshard.store.open import open_store; open_store('s3://bucket/prefix')")
 
     assert got & HEAVY == {"boto3", "botocore"}
-
-
-def test_the_earlier_modules_give_what_the_rooms_do():
-    pytest.importorskip("torchrec")
-    for room, earlier, names in (
-        ("checkpoint", "torchrec_optimizer", "PLAN load_resharded saved_plan"),
-        ("checkpoint", "torchrec_reshard", "reshard"),
-        ("checkpoint", "rows_state", "load_model_state model_state"),
-        ("rows", "rows_lists", "hot_ids"),
-        ("rows", "rows_plan", "by_access"),
-        ("rows", "rows_sharded", "CollectionByAccessSharder"),
-        ("torchrec", "torchrec_pipelines", "check_pipeline"),
-    ):
-        old, new = (importlib.import_module(f"neuroshard.client.{one}") for one in (earlier, room))
-        assert all(getattr(old, name) is getattr(new, name) for name in names.split())

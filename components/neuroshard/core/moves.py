@@ -143,7 +143,7 @@ def _stateless(table: Table) -> Table:
 
 
 def changed_state(old: Plan, new: Plan) -> tuple[str, ...]:
-    """Tables of both plans whose optimizer state does not carry over exactly (client.torchrec_optimizer says how it is loaded):
+    """Tables of both plans whose optimizer state does not carry over exactly (client.checkpoint says how it is loaded):
     those with state per row and shard whose column cuts differ, and those with any state that only one of the plans copies to
     every device, where the dense optimizer trains them. A table with another number of columns is initialised."""
     before = {table.name: table for table in old.task.tables}

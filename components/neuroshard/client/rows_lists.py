@@ -1,3 +1,0 @@
-"""The earlier name of what is in neuroshard.client.rows, for trainers that import it."""
-
-from neuroshard.client.rows import hot_ids as hot_ids
