@@ -321,7 +321,8 @@ def test_rows_that_are_dealt_come_from_all_blocks_alike() -> None:
     assert moves(dealt, dealt) == ()
     grown = ADS.model_copy(update={"rows": ROWS + 1_000})
     more = plan(task(DEALT, tables=(grown, USER)), ("ads", 0, 50_500, 0), ("ads", 50_500, 50_500, 1))
-    assert sum(move.rows for move in moves(dealt, more) if move.from_device is None) == pytest.approx(1_000, abs=2)
+    made = sum(move.nbytes for move in moves(dealt, more) if move.from_device is None)
+    assert made == pytest.approx(1_000 * (DIM * 4 + 4), rel=0.01)
 
 
 def test_rows_whose_ids_are_in_order_stay_however_many_are_hot() -> None:

@@ -27,8 +27,8 @@ from neuroshard.core.value import Value
 class Move(Value):
     """A rectangle of a table that goes to `to_device`: from `from_device`, or, where that is None, initialised there.
 
-    `nbytes` counts weights and optimizer state. Row-wise state moves with the first columns of its rows. `rows` are some of those
-    of a shard that begins at `row_offset` where the plans hold the table's rows in different places.
+    `nbytes` counts weights and optimizer state. Row-wise state moves with the first columns of its rows. Where the plans hold the
+    table's rows in different places, `rows` from `row_offset` on are any as many of the shard's.
     """
 
     table: str
@@ -365,13 +365,17 @@ class _OtherRows(NamedTuple):
     rows: int
     old: tuple[_OldPart, ...]
 
-    def in_common(self, shard: Shard) -> Iterator[tuple[Shard, float]]:
-        """The old shards that have columns of a new one, and how many of its rows, on average."""
+    def in_common(self, shard: Shard) -> _OldShards:
+        """The old shards as if what they have of the new one's rows lay in it part by part, in their order."""
+        begin, found = float(shard.row_offset), list[Shard]()
         for part in self.old:
+            share = part.in_both * shard.rows / self.rows / part.rows  # rows of the new shard for one of the part
             for one in part.shards_for(shard.device):
-                left, right = _columns(shard, one)
-                if right > left:
-                    yield one, part.in_both * (shard.rows / self.rows) * (one.rows / part.rows)
+                first, end = (round(begin + share * at) for at in (one.row_offset, one.row_offset + one.rows))
+                if first < end:
+                    found.append(one.model_copy(update={"row_offset": first, "rows": end - first}))
+            begin += share * part.rows
+        return _OldShards(found, copies=False)
 
 
 def _places(how: RowsByAccess | None, order: str | None, shards: Sequence[Shard]) -> object:
@@ -387,51 +391,9 @@ def _order(table: Table) -> str | None:
     return None if table.row_order is None else table.row_order.ids_digest
 
 
-def _arriving_of_others(shard: Shard, table: Table, held: _OtherRows) -> Iterator[Move]:
-    """As `_arriving`, of rows that the old plan holds in other places."""
-    element_bytes = table.element_bytes + table.optimizer_bytes_per_element
-    there = list(held.in_common(shard))
-    columns = {one.column_offset for one, _ in there if one.device == shard.device}
-    with_state = [
-        sum(rows for one, rows in there if one.device == shard.device and one.column_offset == at) for at in columns
-    ]
-    bare, missing = shard.rows - max(with_state, default=0.0), float(shard.rows * shard.dim)
-    for one, rows in there:
-        left, right = _columns(shard, one)
-        missing -= rows * (right - left)
-        if one.device == shard.device:
-            continue
-        stateless = min(rows, bare)
-        bare -= stateless
-        yield _some_rows(
-            shard, one.device, rows, (left, right), element_bytes, stateless * table.optimizer_bytes_per_row
-        )
-    if missing > 0.5:
-        whole = shard.column_offset, shard.column_offset + shard.dim
-        rows = missing / shard.dim
-        yield _some_rows(shard, None, rows, whole, element_bytes, min(rows, bare) * table.optimizer_bytes_per_row)
-
-
-def _some_rows(
-    shard: Shard, device: int | None, count: float, columns: tuple[int, int], element_bytes: int, state: float
-) -> Move:
-    left, right = columns
-    return Move(
-        table=shard.table,
-        row_offset=shard.row_offset,
-        rows=round(count),
-        column_offset=left,
-        dim=right - left,
-        from_device=device,
-        to_device=shard.device,
-        nbytes=round(count * (right - left) * element_bytes + state),
-    )
-
-
 def _arriving(shard: Shard, table: Table, held: _OldShards | _OtherRows) -> Iterator[Move]:
     if isinstance(held, _OtherRows):
-        yield from _arriving_of_others(shard, table, held)
-        return
+        held = held.in_common(shard)
     element_bytes = table.element_bytes + table.optimizer_bytes_per_element
     last = shard.row_offset + shard.rows
     with_state = held.rows[shard.device].near(shard.row_offset, last) if shard.device in held.rows else _Rows()
