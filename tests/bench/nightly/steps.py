@@ -1,0 +1,64 @@
+"""The compiled pipeline by KFP's local runner, whose steps are forked, and share what this process has imported. Nets are trained
+for two epochs: nights are about who goes on, not how good a model is."""
+
+import os
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kfp import components, local
+from kfp.dsl.executor_main import executor_main
+from kfp.local import subprocess_task_handler
+
+import neuroshard.nightly.augment
+import neuroshard.nightly.deploy
+import neuroshard.nightly.measure
+import neuroshard.nightly.pretrain
+import neuroshard.nightly.search
+import neuroshard.nightly.survey
+
+EPOCHS = 2
+
+
+def run(parameters: Mapping[str, Any], root: str) -> None:
+    warnings.filterwarnings("ignore")
+    learning = vars(neuroshard.nightly.pretrain)
+    learning["pretrain"] = partial(learning["pretrain"], epochs=EPOCHS)
+    subprocess_task_handler.run_local_subprocess = forked
+    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=root)
+    components.load_component_from_file("pipelines/neuroshard.yaml")(**parameters)
+
+
+def forked(full_command: Sequence[str], env_vars: Mapping[str, str] | None = None) -> int:
+    """The exit code of a step, which does what its command does: writes its source into a file, and runs kfp's executor on it."""
+    shell, flags, _script, source, *arguments = full_command
+    assert (shell, flags) == ("sh", "-ec"), full_command[:2]
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        os.dup2(writing, 1), os.dup2(writing, 2)
+        os._exit(_executed(source, arguments, env_vars or {}))
+    os.close(writing)
+    with open(reading, errors="replace") as said:
+        for line in said:
+            print(line, end="")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _executed(source: str, arguments: Sequence[str], env_vars: Mapping[str, str]) -> int:
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    os.environ.update(env_vars)
+    try:
+        with tempfile.TemporaryDirectory(prefix="step-") as folder:
+            module = Path(folder, "ephemeral_component.py")
+            module.write_text(source)
+            sys.argv = ["executor", "--component_module_path", str(module), *arguments]
+            executor_main()
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
