@@ -7,8 +7,8 @@
 The simulation and the files are nights in this process, on a formula's costs (nightly/). The runs are each a run of
 KFP's local runner: what was measured, and which plan is live after. Their costs are the formula's too, and their fleet is of
 nodes that a real API server listed (tests/fleet/nodes-recorded.json), with labels changed where a driver is. Everything else is
-what runs every night: pipelines/neuroshard.yaml with its steps in processes of their own (nightly/steps.py), and a store in a
-folder, or on a real S3 server (rclone) that goes away.
+what runs every night: pipelines/neuroshard.yaml with its steps in processes of their own, and a store in a folder, or on a real
+S3 server (rclone) that goes away.
 """
 
 import json
@@ -54,7 +54,7 @@ STAGES = ("survey", "augment", "measure", "pretrain", "plan")
 RUN = """
 import json, sys
 sys.path.insert(0, "tests")
-from bench.nightly.steps import run
+from helpers.pipeline_steps import run
 run(json.loads(sys.argv[1]), sys.argv[2])
 """
 

@@ -4,11 +4,11 @@ python -m helpers.pods POD.json PARAMETERS.json      POD.json maps `measure`, an
 """
 
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -57,21 +57,12 @@ def secrets_of(there: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 
 
 def main() -> None:
-    from kfp import components, local
-
-    from pipelines.steps import Children, use_own_steps
-
     pods, parameters = (json.loads(Path(path).read_text()) for path in sys.argv[1:])
-
-    class Pods(Children):
-        def run(self, command: Sequence[str | Path], environment: Mapping[str, str], output: Any) -> int:
-            step = command[command.index("--function_to_execute") + 1]
-            return super().run(command, {**environment, **pods["measure" if step == "measure" else "step"]}, output)
+    os.environ.update(pods["step"])  # Kubernetes' client reads KUBECONFIG as it is imported
+    from helpers import pipeline_steps
 
     with tempfile.TemporaryDirectory() as folder:
-        use_own_steps(Pods())
-        local.init(local.SubprocessRunner(use_venv=False), pipeline_root=folder, workspace_root=f"{folder}/workspace")
-        components.load_component_from_file(str(PACKAGE))(**parameters)
+        pipeline_steps.run(parameters, folder, pods)
 
 
 if __name__ == "__main__":

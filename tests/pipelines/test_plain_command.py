@@ -105,7 +105,7 @@ def test_a_first_night_of_an_overlay_measures_in_pods_with_its_limits_and_plans_
     given, models = (yaml.safe_load((folder / name).read_text()) for name in ("parameters.yaml", "models.yaml"))
     kinds = [node(f"{name}-0", product=f"NVIDIA-{name}", labels={"node-pool": "train"}) for name in ("H200", "H100")]
     (tmp_path / "nodes.json").write_text(json.dumps({"items": kinds}))
-    here = {"store": str(tmp_path / "store"), "compute_cases": 60, "collective_cases": 40, "max_error": 0.0}
+    here = {"store": str(tmp_path / "store"), "compute_cases": 40, "collective_cases": 16, "max_error": 0.0}
     if given["backend"] == "cuda":
         here |= {"backend": "synthetic", "nodes": str(tmp_path / "nodes.json")}
     here["models"] = json.dumps([{**model, "tables": str(tmp_path / "tables.json")} for model in models])

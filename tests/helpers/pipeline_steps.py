@@ -21,27 +21,36 @@ import neuroshard.nightly.measure
 import neuroshard.nightly.pretrain
 import neuroshard.nightly.search
 import neuroshard.nightly.survey
+from neuroshard.measure import real_devices
 
+ROOT = Path(__file__).parents[2]
 EPOCHS = 2
+Environments = Mapping[str, Mapping[str, str]]  # by the name of a step, "step" for all others
 
 
-def run(parameters: Mapping[str, Any], root: str) -> None:
+def run(parameters: Mapping[str, Any], root: str, environments: Environments | None = None) -> None:
+    """Run the compiled pipeline, whose outputs lie below `root`. Raises RuntimeError where a step fails."""
     warnings.filterwarnings("ignore")
     learning = vars(neuroshard.nightly.pretrain)
     learning["pretrain"] = partial(learning["pretrain"], epochs=EPOCHS)
-    subprocess_task_handler.run_local_subprocess = forked
-    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=root)
-    components.load_component_from_file("pipelines/neuroshard.yaml")(**parameters)
+    real_devices.CALM_SECONDS = 0.3  # as in conftest.py
+    subprocess_task_handler.run_local_subprocess = partial(forked, environments=environments or {})
+    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=root, workspace_root=f"{root}/workspace")
+    components.load_component_from_file(str(ROOT / "pipelines" / "neuroshard.yaml"))(**parameters)
 
 
-def forked(full_command: Sequence[str], env_vars: Mapping[str, str] | None = None) -> int:
+def forked(
+    full_command: Sequence[str], env_vars: Mapping[str, str] | None = None, *, environments: Environments
+) -> int:
     """The exit code of a step, which does what its command does: writes its source into a file, and runs kfp's executor on it."""
     shell, flags, _script, source, *arguments = full_command
     assert (shell, flags) == ("sh", "-ec"), full_command[:2]
+    step = arguments[arguments.index("--function_to_execute") + 1]
+    environment = {**(env_vars or {}), **environments.get(step, environments.get("step", {}))}
     reading, writing = os.pipe()
     if not (child := os.fork()):
         os.dup2(writing, 1), os.dup2(writing, 2)
-        os._exit(_executed(source, arguments, env_vars or {}))
+        os._exit(_executed(source, arguments, environment))
     os.close(writing)
     with open(reading, errors="replace") as said:
         for line in said:
@@ -49,9 +58,9 @@ def forked(full_command: Sequence[str], env_vars: Mapping[str, str] | None = Non
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _executed(source: str, arguments: Sequence[str], env_vars: Mapping[str, str]) -> int:
+def _executed(source: str, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-    os.environ.update(env_vars)
+    os.environ.update(environment)
     try:
         with tempfile.TemporaryDirectory(prefix="step-") as folder:
             module = Path(folder, "ephemeral_component.py")
