@@ -1,13 +1,13 @@
 """examples/dlrmv4.py trains by the live plan of a store, in place of TorchRec's planner."""
 
+import importlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import neuroshard as ns
+from helpers.forked import run_script
 
 
 @pytest.mark.slow
@@ -17,5 +17,6 @@ def test_sequences_and_candidates_train_by_the_plan_of_a_store(tmp_path: Path, m
     tables = ns.tables("examples.dlrmv4:make_model", pooling_factors=lookups, quiet=True)
     plan = ns.search(tables, "analytic:cpu", devices=2, memory="4GiB", batch_size=64, pipeline="none", quiet=True)
     ns.deploy(plan, str(tmp_path), "dlrmv4", model="analytic:cpu")
-    command = [sys.executable, str(root / "examples/dlrmv4.py"), "--store", str(tmp_path), "--name", "dlrmv4"]
-    assert b"step 2: loss 0." in subprocess.run(command, capture_output=True, timeout=300).stdout
+    main = importlib.import_module("examples.dlrmv4").main
+    done = run_script(main, "--store", tmp_path, "--name", "dlrmv4", cwd=root, environment={})
+    assert "step 2: loss 0." in done.stdout, done.stderr
