@@ -54,7 +54,7 @@ STAGES = ("survey", "augment", "measure", "pretrain", "plan")
 RUN = """
 import json, sys
 sys.path.insert(0, "tests")
-from helpers.pipeline_steps import run
+from bench.nightly.steps import run
 run(json.loads(sys.argv[1]), sys.argv[2])
 """
 

@@ -16,8 +16,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -338,17 +337,11 @@ def run(line: Line) -> None:
         return
     assert program == "python", f"{line.where}: {text}: teach this test to run it, or NOT_RUN why it does not"
     if words[0] == "examples/train.py":
-        ended = run_script(trainer(), *words[1:], cwd=Path.cwd(), environment={})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            main = runpy.run_path(str(ROOT / words[0]), run_name="train")["main"]
+        ended = run_script(main, *words[1:], cwd=Path.cwd(), environment={})  # forked: imports take most of a short run
     else:
         command = ["bash", "-c", text.replace("python", sys.executable, 1)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
     assert ended.returncode == 0, f"{line.where}: {text}: {ended.stderr}"
-
-
-@cache
-def trainer() -> Callable[[], int]:
-    """What examples/train.py runs, forked from here: torch and TorchRec take most of a short run to import."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        main: Callable[[], int] = runpy.run_path(str(ROOT / "examples" / "train.py"), run_name="train")["main"]
-    return main

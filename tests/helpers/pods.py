@@ -59,10 +59,10 @@ def secrets_of(there: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 def main() -> None:
     pods, parameters = (json.loads(Path(path).read_text()) for path in sys.argv[1:])
     os.environ.update(pods["step"])  # Kubernetes' client reads KUBECONFIG as it is imported
-    from helpers import pipeline_steps
+    from bench.nightly import steps
 
     with tempfile.TemporaryDirectory() as folder:
-        pipeline_steps.run(parameters, folder, pods)
+        steps.run(parameters, folder, pods)
 
 
 if __name__ == "__main__":

@@ -329,21 +329,17 @@ def test_what_moves_between_plans_of_other_groups_is_not_said_to_be_nothing(tmp_
     assert not {"change", "moves"} & data_of(html).keys()
 
 
-def test_another_cost_model_than_the_plans_is_refused(parts):
-    with refused(InvalidInput, parts["model"].name[:12]):
-        report(parts["plan"], model=random_model(4))
-
-
-def test_costs_of_another_machine_are_refused(parts):
+def test_what_is_not_of_the_plan_is_refused(parts):
     hardware = parts["costs"].bench.hardware.model_copy(update={"name": "another"})
     bench = parts["costs"].bench.model_copy(update={"hardware": hardware})
-    with refused(InvalidInput, "another"):
-        report(parts["plan"], model=parts["model"], costs=parts["costs"].model_copy(update={"bench": bench}))
-
-
-def test_costs_without_their_cost_model_are_refused(parts):
-    with refused(InvalidInput, "--model"):
-        report(parts["plan"], costs=parts["costs"])
+    elsewhere = parts["costs"].model_copy(update={"bench": bench})
+    for given, fact in (
+        ({"model": random_model(4)}, parts["model"].name[:12]),
+        ({"model": parts["model"], "costs": elsewhere}, "another"),
+        ({"costs": parts["costs"]}, "--model"),
+    ):
+        with refused(InvalidInput, fact):
+            report(parts["plan"], **given)
 
 
 def test_live_is_what_the_store_says_and_before_the_plan_is_live_itself_what_it_replaced(tmp_path, parts):

@@ -23,7 +23,7 @@ import neuroshard.nightly.search
 import neuroshard.nightly.survey
 from neuroshard.measure import real_devices
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EPOCHS = 2
 Environments = Mapping[str, Mapping[str, str]]  # by the name of a step, "step" for all others
 
