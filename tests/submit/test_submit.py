@@ -65,7 +65,8 @@ def test_kfps_command_line_takes_the_package_and_what_is_printed_of_parameters(
         kfp_stub.requests.clear()
     given = ["step_cpus=4", "tolerations=[]", "node_selector={}", "batch_size=512", "min_gain=0.05", "max_age="]
     asked = [word for setting in given for word in ("--set", setting)]
-    printed = neuroshard("submit", "--print-command", "--models", models, *asked, KFP_ENDPOINT=kfp_stub.url)
+    printed = neuroshard("submit", "--print-command", "--models", models, *asked)
+    assert neuroshard("submit").stderr == "error: give --endpoint, the address of the API (or set KFP_ENDPOINT)\n"
     assert (printed.returncode, kfp_stub.requests) == (0, []), printed.stderr
     kfp, *words = shlex.split(printed.stdout)
     assert kfp == "kfp"

@@ -24,7 +24,7 @@ class RunOptions(NamedTuple):
         str,
         "Address of the Kubeflow Pipelines API, as in http://localhost:8888.",
         Option(str, "URL", envvar="KFP_ENDPOINT"),
-    ]
+    ] = ""
     parameters: Annotated[
         Path | None, "YAML mapping of the pipeline's parameters; others keep their defaults.", Option(Path, "FILE")
     ] = None
@@ -50,11 +50,14 @@ class RunOptions(NamedTuple):
         Option(int, least=0, most=MAX_PARALLELISM),
     ] = None
 
-    def read(self) -> "tuple[Server, RunSettings]":
+    def read(self, *, asks_server: bool = True) -> "tuple[Server, RunSettings]":
         """Raises InvalidInput and UsageError."""
         from neuroshard.submit.kubeflow import Server
         from neuroshard.submit.package import RunSettings, read_parameters
 
+        take.refuse(
+            {"give --endpoint, the address of the API (or set KFP_ENDPOINT)": asks_server and not self.endpoint}
+        )
         given = read_parameters(self.parameters, self.models_yaml, self.settings)
         limit = given.pop(PARALLELISM, 0)
         limit = limit if self.parallelism is None else self.parallelism
@@ -119,7 +122,7 @@ def submit(
             ),
         }
     )
-    server, settings = asked.read()
+    server, settings = asked.read(asks_server=not print_command)
     if print_command:
         say(kfp_command(server.experiment, settings.parameters))
         return
