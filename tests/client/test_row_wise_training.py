@@ -261,8 +261,9 @@ def check_same(results: dict[str, dict[str, dict[str, float]]]) -> None:
             assert max(off.values()) < 2e-6, (optimizer, which)
 
 
-def test_split_rows_train_as_unsplit_tables_do_also_with_row_wise_adagrad(tmp_path):
-    for results in on_ranks(2, tmp_path, train, mixed_plan(2), ["sgd", "rowwise_adagrad"]):
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_split_rows_train_as_unsplit_tables_do_also_with_row_wise_adagrad(ranks, tmp_path):
+    for results in on_ranks(ranks, tmp_path, train, mixed_plan(ranks), ["sgd", "rowwise_adagrad"]):
         check_same(results)
         assert results["rowwise_adagrad"]["last"]["columns"] > 1e-3
 
