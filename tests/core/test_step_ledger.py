@@ -130,6 +130,15 @@ def test_no_pipeline_needs_less_than_a_plain_loop(pipeline: Pipeline) -> None:
     assert all(after.nbytes >= before.nbytes for before, after in zip(plain, ahead, strict=True))
 
 
+@pytest.mark.parametrize(("pooling", "kept"), [("sum", 0), ("none", 2)])  # of copies, as outputs are exchanged
+def test_a_feature_that_two_tables_read_is_once_in_a_batch_and_copied_for_each(pooling: str, kept: int) -> None:
+    inputs = []
+    for names in ("xy", "xx"):
+        some = [table(f"t{n}", pooling=pooling, features=[{"name": names[n], "pooling_factor": 2}]) for n in range(2)]
+        inputs.append(peaks_of(task(*some), [whole(one, 0) for one in some], gloo=True)[0].causes["inputs"])
+    assert inputs[1] == inputs[0] - INPUT + kept * INPUT
+
+
 def test_what_dense_layers_keep_counts_with_outputs() -> None:
     one = table()
     peak = peaks_of(task(one, dense_memory_bytes=2**20), [whole(one, 0)])[0]

@@ -16,13 +16,7 @@ from neuroshard.costmodel.bundle import TrainedCostModel
 
 @pytest.mark.parametrize(
     ("domain", "local_world_size", "found"),
-    [
-        (None, None, None),
-        (8, None, (8, 8)),
-        (None, 8, (8, 8)),
-        (32, 8, (32, 8)),
-        (64, 4, (64, 4)),
-    ],
+    [(None, None, None), (8, None, (8, 8)), (None, 8, (8, 8)), (32, 8, (32, 8)), (64, 4, (64, 4))],
 )
 def test_a_domain_is_a_host_where_only_one_is_given(domain, local_world_size, found) -> None:
     got = topology_of(64, domain, local_world_size)

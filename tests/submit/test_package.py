@@ -16,13 +16,7 @@ from neuroshard.cli.cluster import RunOptions
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.orders.nightly import ModelSpec, read_specs
 from neuroshard.orders.options import settings_of
-from neuroshard.submit.package import (
-    PACKAGE,
-    RunSettings,
-    known_parameters,
-    packaged,
-    read_parameters,
-)
+from neuroshard.submit.package import PACKAGE, RunSettings, known_parameters, packaged, read_parameters
 
 ROOT = Path(__file__).parents[2]
 

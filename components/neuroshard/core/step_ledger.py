@@ -202,7 +202,7 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
     of_table: dict[str, list[Piece]] = {table.name: [] for table in task.tables}
     for piece in pieces:
         of_table[piece.part.table.name].append(piece)
-    hot = _hot_shares(task, of_table)
+    hot, own = _hot_shares(task, of_table), own_input_bytes(task.tables, own_samples, in_parts=bool(task.by_access.hot))
     found: list[dict[Group, Traffic]] = [{} for _ in range(ranks)]  # of their own shards
     shared: dict[tuple[str, bool, bool], dict[Group, Traffic]] = {}
     sent_as: dict[tuple[str, bool, bool], dict[Group, list[_Sent]]] = {}
@@ -216,7 +216,7 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
         key = (table.module, table.weighted, group.sequences)
         features, of_id = max(len(table.features), 1), LOOKUP_BYTES + WEIGHT_BYTES * table.weighted
         ids, distinct = table.every_lookup * own_samples, table.pooling_factor * own_samples
-        own, brought = own_input_bytes(table, own_samples), output_bytes(table, own_samples)
+        brought, of_feature = output_bytes(table, own_samples), of_id * ids / features + LENGTH_BYTES * own_samples
         offsets = {piece.column_offset: piece.device for piece in reversed(held)}  # a column shard is sent all ids
         blocks = len(held) // len(offsets) if sharding.splits_rows else 1
         sorted_bytes = SEQUENCE_SORTED_BYTES if group.sequences else POOLED_SORTED_BYTES
@@ -227,16 +227,15 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
         for offset, device in offsets.items():
             rank = 0 if on_all else device
             place = operators.setdefault((group, rank), {}).setdefault(table.operator_key, position)
-            as_sent += [_Sent(rank, place, position, offset, n, own / features) for n in range(features)]
+            as_sent += [_Sent(rank, place, position, offset, n, of_feature) for n in range(features)]
         of_all = shared.setdefault(key, {}).setdefault(group, Traffic(group))
-        of_all.own += own
+        of_all.own += own[table.name]
         of_all.output += brought * ids / distinct if once and distinct else brought
         of_all.brought += brought
         if once:
             of_all.inverse += len(offsets) * LOOKUP_BYTES * ids
-            of_all.once += len(offsets) * (
-                LOOKUP_BYTES * (ids + distinct) + (2 * OFFSET_BYTES + LENGTH_BYTES) * features * own_samples
-            )
+            lengths = (2 * OFFSET_BYTES + LENGTH_BYTES) * features * own_samples
+            of_all.once += len(offsets) * (LOOKUP_BYTES * (ids + distinct) + lengths)
         of_all.means |= sharding.divides_means and table.pooling == "mean"
         of_all.sent += sent * (not group.sharding.copied)
         mapped = table.id_map is not None
@@ -245,11 +244,8 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
             here = found[device].setdefault(group, Traffic(group))
             share = hot.get((table.name, column_offset))
             looked_up = (part.pooling_factor if share is None else table.pooling_factor * share) * samples
-            looked = (
-                OUTPUT_BYTES
-                * part.dim
-                * (looked_up if group.sequences else features * (own_samples if sharding.copied else samples))
-            )
+            vectors = looked_up if group.sequences else features * (own_samples if sharding.copied else samples)
+            looked = OUTPUT_BYTES * part.dim * vectors
             operator = table.operator_key, table.name * (table.name in cached)
             here.operators[operator] = here.operators.get(operator, 0.0) + looked
             here.lookup += looked
@@ -270,11 +266,12 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
             if sharding.over_domains:
                 here.middle += looked / domain
     permuted = {}
-    for key, groups in sent_as.items():
-        order = [one for of_group in groups.values() for one in sorted(of_group)]
-        features_of = [(one.table, one.feature) for one in order]
-        permuted[key] = 0.0 if features_of == sorted(set(features_of)) else sum(one.nbytes for one in order)
     for key, by_group in shared.items():
+        order = [one for of_group in sent_as[key].values() for one in sorted(of_group)]
+        features_of = [(one.table, one.feature) for one in order]
+        needed, given = sum(one.nbytes for one in order), sum(group.own for group in by_group.values())
+        several = needed > 1.001 * given  # tables read some feature, or column shards
+        permuted[key] = needed * (several or features_of != sorted(features_of))
         for group, of_all in by_group.items():
             as_sent, of_sender = sorted(sent_as[key][group]), domain if group.sharding.over_domains else 1
             of_all.one_sender = len({one.rank // of_sender for one in as_sent}) == 1
@@ -316,9 +313,7 @@ def _hot_shares(task: ShardingTask, of_table: Mapping[str, Sequence[Piece]]) -> 
 
 def _of_rank(of_all: Traffic, own: Traffic | None) -> Traffic:
     """What is the same on all ranks, and what a rank has of its own shards."""
-    if own is None:
-        return of_all
-    return replace(own, **{name: getattr(of_all, name) for name in _OF_ALL})
+    return of_all if own is None else replace(own, **{name: getattr(of_all, name) for name in _OF_ALL})
 
 
 _OF_ALL = ("own", "output", "brought", "once", "inverse", "means", "sent", "order", "one_sender", "reordered")
@@ -335,9 +330,8 @@ class _Step:
     dense_bytes: float
 
     def __post_init__(self) -> None:
-        self.own, self.kept, self.outputs = (
-            sum(one.sum(name) for one in self.collections) for name in ("own", "kept", "output")
-        )
+        of_all = {of: sum(one.sum(of) for one in self.collections) for of in ("own", "kept", "output")}
+        self.own, self.kept, self.outputs = of_all.values()
         self.pipelined = self.flight.forward.sent > 0
 
     @property
@@ -391,9 +385,8 @@ class _Step:
 
     def _contexts(self, when: str) -> int:
         """Of how many batches there are contexts."""
-        later = self.flight.backward.sent
         if when in ("outputs", "backward"):
-            return later + (when == "outputs" and not self._keeps_batch) + self.flight.fetches
+            return self.flight.backward.sent + (when == "outputs" and not self._keeps_batch) + self.flight.fetches
         return max(self.flight.forward.sent + self.flight.clears_sent, 1)
 
     def _held(self) -> Counter[Cause]:
@@ -455,9 +448,8 @@ class _Step:
         if group.group.sharding.copied:
             yield "forward exchange", looked_up
             return
-        share = self._share(group, self.precision.forward)
+        share, sent = self._share(group, self.precision.forward), group.lookup
         encodes = share < 1
-        sent = group.lookup
         if group.sequences:  # in the order in which it is sent
             looked_up += Counter[Cause]({"exchange": group.lookup, "inputs": group.lengths_in_order})
         if encodes:
@@ -574,8 +566,7 @@ class _Step:
     def _returned(self, group: Traffic, several: bool) -> Iterator[tuple[Moment, Counter[Cause]]]:
         """What the start of the exchange of gradients adds to the gradients of all outputs."""
         sharding, output, brought = group.group.sharding, group.output, group.brought
-        share = self._share(group, self.precision.backward)
-        encodes = share < 1
+        encodes = (share := self._share(group, self.precision.backward)) < 1
         if group.sequences:
             yield "backward order", Counter[Cause]({"gradients": output})
         if sharding.copied:
@@ -607,10 +598,9 @@ class _Step:
 
     def _returning(self, group: Traffic) -> Counter[Cause]:
         """What an exchange of gradients keeps until it is waited for."""
-        sharding = group.group.sharding
+        sharding, way = group.group.sharding, self.precision.backward
         if sharding.copied:
             return Counter()
-        way = self.precision.backward
         share = SHARE_OF_FP32[way] if sharding.over_domains else self._share(group, way)
         got = group.middle if sharding.over_domains else group.lookup
         return Counter[Cause]({"exchange": (group.brought + got) * share})

@@ -7,7 +7,7 @@ outputs and gradients, and no copies inside the all-to-alls.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, NamedTuple, get_args
 
 from neuroshard.core.errors import UsageError
@@ -117,10 +117,20 @@ def check_allocator_share(share: float) -> float:
     return share
 
 
-def own_input_bytes(table: Table, samples: float) -> float:
-    """Of a rank's own batch, what is of this table: ids, lengths and weights."""
-    of_id = LOOKUP_BYTES + WEIGHT_BYTES * table.weighted
-    return samples * (of_id * table.every_lookup + LENGTH_BYTES * max(len(table.features), 1))
+def own_input_bytes(tables: Iterable[Table], samples: float, *, in_parts: bool = False) -> dict[str, float]:
+    """Of a rank's own batch, what is of each of these tables: ids, lengths and weights. What several tables of a collection read
+    is there once, and the first one's; parts of a table read its features, but each has ids of its own."""
+    read, found = set[tuple[object, ...]](), dict[str, float]()
+    for table in tables:
+        key, of_id = (
+            (table.module, table.weighted, table.pooling == "none"),
+            LOOKUP_BYTES + WEIGHT_BYTES * table.weighted,
+        )
+        again = [one.pooling_factor for one in table.features if (*key, one.name) in read and not in_parts]
+        read |= {(*key, one.name) for one in table.features}
+        lookups = table.every_lookup * (1 - sum(again) / table.pooling_factor)
+        found[table.name] = samples * (of_id * lookups + LENGTH_BYTES * (max(len(table.features), 1) - len(again)))
+    return found
 
 
 def output_bytes(table: Table, samples: float) -> float:

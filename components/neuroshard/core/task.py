@@ -611,7 +611,7 @@ class ShardingTask(SparseValue):
             return 0
         samples, copied = self.batch_size / self.devices, self.constraints.data_parallel
         flight = in_flight(self.pipeline, self.pipeline_options or ())
-        own = max(flight.outputs.own - flight.freed, 0) * sum(own_input_bytes(table, samples) for table in self.tables)
+        own = max(flight.outputs.own - flight.freed, 0) * sum(own_input_bytes(self.tables, samples).values())
         outputs = sum(output_bytes(table, samples) for table in self.parted.tables if table.name not in copied)
         return int((own + outputs * self._sent_bytes / OUTPUT_BYTES) * self.with_allocator)
 
