@@ -270,7 +270,7 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
         order = [one for of_group in sent_as[key].values() for one in sorted(of_group)]
         features_of = [(one.table, one.feature) for one in order]
         needed, given = sum(one.nbytes for one in order), sum(group.own for group in by_group.values())
-        several = needed > 1.001 * given  # tables read some feature, or column shards
+        several = needed > given + 1  # tables read some feature, or column shards
         permuted[key] = needed * (several or features_of != sorted(features_of))
         for group, of_all in by_group.items():
             as_sent, of_sender = sorted(sent_as[key][group]), domain if group.sharding.over_domains else 1
