@@ -56,7 +56,7 @@ def test_sizes_proven_one_after_another_raise_the_fewest(swept: Swept) -> None:
 
 def test_nothing_fits_says_the_nearest_and_what_it_lacks(swept: Swept) -> None:
     with pytest.raises(Infeasible, match=r"analytic:h100 x 4 of 20.0 MiB: .*320.0 MiB short") as error:
-        swept(some_tables([200, 200]), "1-4", "10MiB,20MiB")
+        swept(some_tables([200, 200]), "1-4", "100KiB,20MiB")
     assert "\n" not in str(error.value)
 
 

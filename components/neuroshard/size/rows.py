@@ -38,7 +38,7 @@ class Cell:
             {
                 **options,
                 "devices": self.devices,
-                "memory": self.memory_bytes,
+                "memory": f"{self.memory_bytes}B",
                 "host_memory": self.kind.host_memory_bytes,
                 "batch_size": self.batch_size,
                 "domain": self.domain,
