@@ -162,10 +162,7 @@ def _least_ms(plans: Sequence[State]) -> float:
 
 def _uncut(problem: Problem, most_ms: float) -> Problem | None:
     """The problem without cuts of pooled tables; None if that saves nothing, or if some table costs more than `most_ms` whole."""
-    may_cut = problem.max_shards[problem.launches.collection >= 0] > 1
-    if not may_cut.any() or not problem.launches.least_reorder_ms():
-        return None
-    uncut = problem.uncut()
+    uncut = problem.uncut() if problem.orders_cut else None
     stay_whole = np.setdiff1d(np.arange(len(problem.whole)), problem.options.groups)
     if uncut is None or (problem.alone_ms(problem.whole[stay_whole]) > most_ms).any():
         return None
@@ -194,13 +191,14 @@ def _local_search(problem: Problem, asked: Asked, rng: np.random.Generator, firs
     return Found(simple, fewer_cuts_cost(best, simple), watch.improvements)
 
 
-def _enough_ms(problem: Problem, plans: Sequence[State], settings: SearchSettings) -> float:
+def _enough_ms(problem: Problem, plans: Sequence[State], asked: Asked) -> float:
     """A plan that costs at most this is proven to cost at most `simplicity` more than the cheapest, so it is simplified, and not
     improved. 0 if there is no bound, as where tables may be copied."""
-    if not settings.simplicity or not plans or problem.may_copy:
+    if not asked.settings.simplicity or not plans or problem.may_copy:
         return 0.0
-    bound_ms = lower_bound(problem, min(plans, key=lambda plan: plan.cost), QUICK).ms
-    return (bound_ms or 0.0) * (1 + settings.simplicity)
+    if problem.root not in asked.bounds_ms:
+        asked.bounds_ms[problem.root] = lower_bound(problem, min(plans, key=lambda plan: plan.cost), QUICK).ms or 0.0
+    return asked.bounds_ms[problem.root] * (1 + asked.settings.simplicity)
 
 
 def _improved(
@@ -219,7 +217,7 @@ def _improved(
     if current is None:  # else they move unlike amounts of bytes
         most_ms = _least_ms(first) * (1 + tuning.starts_within)
         first = [plan for plan in first if plan in ends or plan.cost <= most_ms]
-    split, enough_ms = [plan for plan in first if plan.problem.splits_rows], _enough_ms(problem, first, asked.settings)
+    split, enough_ms = [plan for plan in first if plan.problem.splits_rows], _enough_ms(problem, first, asked)
     search = partial(LocalSearch, watch=watch, current=current, toggle=toggle, ends=ends, enough_ms=enough_ms)
     total, unit = watch.amount(rounds)
     with progress(name, total=total, unit=unit) as watch.bar:
@@ -274,7 +272,7 @@ def _begin(problem: Problem, plans: Sequence[State], asked: Asked, rng: np.rando
     watch.note(_least_ms(plans))
     total, unit = watch.amount(1)
     with progress("search from first plans", total=total, unit=unit) as watch.bar, watch.sharing(share):
-        enough_ms = _enough_ms(problem, plans, asked.settings)
+        enough_ms = _enough_ms(problem, plans, asked)
         ends = LocalSearch(plans, rng, watch, asked.current, enough_ms=enough_ms).descended
         asked.ends.update(zip(plans, ends, strict=False))  # if time is up or one is cheap enough, not from all
         watch.advance()

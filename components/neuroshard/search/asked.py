@@ -32,8 +32,8 @@ class Asked:
     """A task, the same with all that the search may do of itself (`permitted`, `may`), how to search it, and from which plan.
 
     Of a search that keeps the column cuts of that plan they are `kept`; `current` is where it has the tables of the problem that
-    is searched. `ends` are the ends of descents from first plans, by these plans. Sequences are cut into `cut_into`;
-    `bounded` plans have a lower bound.
+    is searched. `ends` are the ends of descents from first plans, by these plans, and `bounds_ms` quick bounds by root problem.
+    Sequences are cut into `cut_into`; `bounded` plans have a lower bound.
     """
 
     task: ShardingTask
@@ -50,6 +50,7 @@ class Asked:
     cut_into: int = HALVES
     bounded: bool = True
     ends: dict[State, State] = field(default_factory=dict, init=False)
+    bounds_ms: dict[Problem, float] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(

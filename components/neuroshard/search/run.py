@@ -6,7 +6,7 @@ A task becomes its sharding options, as arrays (`problem/`), an algorithm finds 
 and priced, with the heuristics' plans and a lower bound beside it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -60,7 +60,7 @@ from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
 from neuroshard.search.rows_by_access import NONE_HELD, assuming, choose, held_as_before, may_be_held
 from neuroshard.search.settings import UNKNOWN, USUAL, SearchSettings, Trust
-from neuroshard.search.step_room import Room, StepDoesNotFit, check_step, with_room
+from neuroshard.search.step_room import Room, StepDoesNotFit, check_step, short_bytes, with_room
 from neuroshard.search.tiers.plan import beyond_hbm, cheaper_beyond, check_host_memory, is_tight, needs_tiers
 from neuroshard.search.watch import Watch
 
@@ -256,7 +256,9 @@ def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Cut:
         problem = problem.for_planned(planned)
     heuristics: dict[str, Attempt] = {}
     if settings.algorithm not in KEYS:
-        best, heuristics = _with_their_steps(asked, problem, found.best, baselines(problem, settings.seed))
+        heuristics = _with_their_steps(asked, problem, baselines(problem, settings.seed))
+        plans = [found.best, *(plan for plan in heuristics.values() if isinstance(plan, State))]
+        best = min(plans, key=lambda one: one.cost)
         is_ours = settings.algorithm == LOCAL_SEARCH and settings.tuning.baselines and asked.previous is None
         if best is not found.best and is_ours and not less.any():
             found, planned = found._replace(best=best, shards=lay_out(best), notes=()), asked.planned(best)
@@ -266,7 +268,7 @@ def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Cut:
         asked.cost_model,
         planned,
         found.shards,
-        baselines=compared(asked.cost_model, problem, heuristics),
+        baselines=compared(asked.cost_model, heuristics),
         bound_ms=bound.ms,
         bound_assumptions=bound.why,
         improvements=found.improvements,
@@ -275,22 +277,12 @@ def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Cut:
     return plan, found.best
 
 
-def _with_their_steps(
-    asked: Asked, problem: Problem, best: State, attempts: Mapping[str, Attempt]
-) -> tuple[State, dict[str, Attempt]]:
-    """The cheapest of the `best` plan and of the heuristics', which need not keep the room that a search does; and the attempts,
-    which are no plans where their training step does not fit."""
-    found = dict(attempts)
-    for name, attempt in attempts.items():
-        if isinstance(attempt, str):
-            continue
-        plan = State.of(problem, attempt)
-        try:
-            check_step(asked.planned(plan), lay_out(plan), plan)
-            best = min(best, plan, key=lambda one: one.cost)
-        except StepDoesNotFit as error:
-            found[name] = f"its training step needs {format_bytes(error.short, 'up')} more of a device"
-    return best, found
+def _with_their_steps(asked: Asked, problem: Problem, plans: dict[str, Attempt]) -> dict[str, Attempt]:
+    """The heuristics' plans, which need not keep the room that a search does. They are none where their step does not fit."""
+    for name, plan in plans.items():
+        if isinstance(plan, State) and (short := short_bytes(asked.planned(plan), lay_out(plan)).max()) > 0:
+            plans[name] = f"its training step needs {format_bytes(int(short), 'up')} more of a device"
+    return plans
 
 
 def _without_choice(asked: Asked, task: ShardingTask, notes: Sequence[str]) -> Plan:

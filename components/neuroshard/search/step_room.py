@@ -59,27 +59,31 @@ class StepDoesNotFit(Infeasible):
 
 def check_step(task: ShardingTask, shards: Sequence[Shard], state: State) -> None:
     """Raise StepDoesNotFit unless every device has room for these shards of the task's tables, and a step with them."""
-    if not task.counts_steps:
-        return
-    memory, usable = device_memory(task, shards), task.usable_bytes
-    over = [one.total - limit for one, limit in zip(memory, usable, strict=True)]
+    over = short_bytes(task, shards)
     device = int(np.argmax(over))
     if over[device] <= 0:
         return
+    usable = task.usable_bytes[device]
     peak = peaks_of(task, shards)[device]
     causes = ", ".join(f"{cause} {format_bytes(nbytes)}" for cause, nbytes in peak.causes.items())
     cures = "more devices, or a smaller batch" if peak.moment != "dense layers" else "less --dense-memory"
     if any(table.pooling == "none" and table.access is None for table in task.tables):
         cures += ", or count access (neuroshard tables --access-from; ids that come again can be sent once)"
     raise StepDoesNotFit(
-        f"no plan was found whose training step fits: device {device} needs {format_bytes(memory[device].total, 'up')} of "
-        f"{format_bytes(usable[device])}, {format_bytes(peak.nbytes)} of it in a step with pipeline {task.pipeline}, at its "
+        f"no plan was found whose training step fits: device {device} needs {format_bytes(usable + int(over[device]), 'up')} of "
+        f"{format_bytes(usable)}, {format_bytes(peak.nbytes)} of it in a step with pipeline {task.pipeline}, at its "
         f"{peak.moment} ({causes}); take {cures}",
         int(over[device]),
         task,
         shards,
         state,
     )
+
+
+def short_bytes(task: ShardingTask, shards: Sequence[Shard]) -> NDArray[np.int64]:
+    """What each device (D,) has too little for these shards and a step with them; none where the task counts no steps."""
+    used = [memory.total for memory in device_memory(task, shards)] if task.counts_steps else [0] * task.devices
+    return np.subtract(used, task.usable_bytes)
 
 
 class Room(NamedTuple):

@@ -13,7 +13,7 @@ enough for that.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class Branch:
         held_rates          the same of what devices hold anyway
 
     `alone` and `block_alone` are infinite where the shard does not fit or is not allowed. All devices hold `columns` of the
-    blocks of `sure`, and at least `beside` (K,) of each vector component.
+    blocks of `sure`, at least `beside` (K,) of each vector component, and `mean` columns or more on average.
     """
 
     problem: Problem
@@ -61,6 +61,7 @@ class Branch:
     alone: Floats
     block_alone: Floats
     columns: float
+    mean: float
     beside: Floats
     all_to_all_ms: Floats
     ahead: float
@@ -139,9 +140,7 @@ class Branches:
         self.may_be: NDArray[np.bool_] = (problem.units >= problem.min_units[problem.group]) & (problem.units > 0)
         self.may_be &= problem.units <= problem.operator_units[problem.group]
         options, devices = problem.options, problem.devices
-        none = np.zeros((0, len(options.kinds), problem.vectors.shape[1]))
-        self.blocks: Floats = options.all_pieces if len(options.groups) else none
-        self.block_bytes = options.all_bytes if len(options.groups) else np.zeros((0, len(options.kinds)))
+        self.blocks, self.block_bytes = options.all_pieces, options.all_bytes
         heaviest = np.argsort(-problem.narrowest_ms()[options.groups], kind="stable")
         nbytes = problem.nbytes[problem.whole[options.groups]]
         is_large = (nbytes >= problem.tuning.large * problem.memory.max()) & problem.is_full
@@ -152,6 +151,7 @@ class Branches:
         fewer = np.minimum(options.more[:, OVER_ALL], 0.0)
         self.mean_columns = problem.mean_columns + float(fewer.sum())
         self.of_used = self._of_used_ms(self.mean_columns, 1)
+        self._last: Branch | None = None
         # of a kind: the least columns more than the whole table's, in the mean of all devices. Over a domain it sends at least
         # these both near and far
         spare = [kind.devices / devices * kind.sharding.over_domains for kind in options.kinds]
@@ -167,14 +167,7 @@ class Branches:
     def of(self, used: Collection[Sharding], sure: Ints = NONE, never: Ints = NONE) -> Branch:
         """Some table is spread in each of the types `used`, and none in another. The groups `sure` are row-wise over all devices,
         `never` are not, and any other may be."""
-        problem, options = self.problem, self.problem.options
-        columns = float(problem.base_dims.min()) + float(options.least[sure, OVER_ALL].sum())
-        mean = self.mean_columns + float(self.more[sure, OVER_ALL].sum())
-        memory, beside = problem.memory, problem.base.min(axis=0)
-        if len(sure):
-            load = options.load(options.groups[np.sort(sure)], np.full(len(sure), options.place_of(OVER_ALL)))
-            # no device holds less of any component
-            memory, beside = memory - load.nbytes, (load.vectors + problem.base).min(axis=0)
+        problem, options, here = self.problem, self.problem.options, self._beside(sure)
         kinds = [kind.sharding in used or kind.sharding.copied for kind in options.kinds]
         may = options.allowed & np.array(kinds)
         may[never, OVER_ALL] = False
@@ -182,7 +175,7 @@ class Branches:
         if ROW_WISE in used:
             least_used = problem.devices
         spread = options.groups[may.any(axis=1)]
-        all_to_all = problem.devices * self._column_ms(mean, least_used) * self.more
+        all_to_all = problem.devices * self._column_ms(here.mean, least_used) * self.more
         in_order, of_groups = problem.launches.permuted_ms(options.groups[sure], spread) if self.cuts else (0.0, None)
         if of_groups is not None:
             all_to_all = all_to_all - problem.devices * of_groups[options.groups][:, None]
@@ -194,30 +187,58 @@ class Branches:
         }
         launched = problem.launches.least(options.groups[sure], spread, of_types, cuts=self.cuts)
         launched += problem.copies_ms.total_ms
-        forward, backward = transfers_ms(problem.model, np.full(problem.devices, mean))
-        rates, block_rates, held_rates = self._rates(sure, beside)
-        return Branch(
-            problem=problem,
-            sure=sure,
+        return replace(
+            here,
             least_used=least_used,
-            alone=self._alone(sure, memory, beside, columns, mean),
-            block_alone=np.where(may, self._block_alone(sure, memory, beside, columns, mean), np.inf),
-            columns=columns,
-            beside=beside,
-            all_to_all_ms=self._all_to_all_ms(mean) + launched,
-            ahead=float(forward.mean()) + launched,
-            back=float(backward.mean()),
+            block_alone=np.where(may, here.block_alone, np.inf),
+            all_to_all_ms=here.all_to_all_ms + launched,
+            ahead=here.ahead + launched,
             of_used=self.of_used + launched,
-            blocks=self.blocks,
             all_to_all=all_to_all,
             in_order=in_order,
+        )
+
+    def _beside(self, sure: Ints) -> Branch:
+        """Without launches: the same of all branches in which these groups are row-wise, which mostly follow each other."""
+        if self._last is not None and np.array_equal(self._last.sure, sure):
+            return self._last
+        problem, options = self.problem, self.problem.options
+        columns = float(problem.base_dims.min()) + float(options.least[sure, OVER_ALL].sum())
+        mean = self.mean_columns + float(self.more[sure, OVER_ALL].sum())
+        memory, vectors = problem.memory, problem.base.min(axis=0)
+        if len(sure):
+            load = options.load(options.groups[np.sort(sure)], np.full(len(sure), options.place_of(OVER_ALL)))
+            # no device holds less of any component
+            memory, vectors = memory - load.nbytes, (load.vectors + problem.base).min(axis=0)
+        others = ~np.isin(np.arange(len(options.groups)), sure)
+        own = [columns + problem.dims, (columns + options.least * others[:, None]).ravel()]
+        back = self._beyond_ahead_ms(np.concatenate(own), mean)
+        rates, block_rates, held_rates = self._rates(others, vectors)
+        forward, backward = transfers_ms(problem.model, np.full(problem.devices, mean))
+        self._last = Branch(
+            problem=problem,
+            sure=sure,
+            least_used=0,
+            alone=self._alone(sure, memory, vectors, back[: len(own[0])]),
+            block_alone=self._block_alone(others, memory, vectors, back[len(own[0]) :]),
+            columns=columns,
+            mean=mean,
+            beside=vectors,
+            all_to_all_ms=self._all_to_all_ms(mean),
+            ahead=float(forward.mean()),
+            back=float(backward.mean()),
+            of_used=self.of_used,
+            blocks=self.blocks,
+            all_to_all=self.more,
+            in_order=0.0,
             block_bytes=self.block_bytes,
             rates=rates,
             block_rates=block_rates,
             held_rates=held_rates,
         )
+        return self._last
 
-    def _rates(self, sure: Ints, beside: Floats) -> tuple[Floats, Floats, float]:
+    def _rates(self, others: NDArray[np.bool_], beside: Floats) -> tuple[Floats, Floats, float]:
         """`rates`, `block_rates` and `held_rates` of a branch."""
         problem, options, model = self.problem, self.problem.options, self.problem.model
         if not is_bending(model) or not beside.any():
@@ -226,30 +247,27 @@ class Branches:
         of_held = float(model.beyond_own_ms(problem.base, beside).sum())
         if not len(options.groups):
             return of_shards, np.zeros(options.more.shape), of_held
-        others = ~np.isin(np.arange(len(options.groups)), sure)
         of_pieces = model.beyond_own_ms(options.vectors, beside + options.vectors * others[:, None, None, None])
         return of_shards, options.of_all_pieces(of_pieces[..., None])[..., 0], of_held
 
-    def _alone(self, sure: Ints, memory: Ints, beside: Floats, columns: float, mean: float) -> Floats:
-        """`alone` of a branch for each shard, (S,)."""
+    def _alone(self, sure: Ints, memory: Ints, beside: Floats, back: Floats) -> Floats:
+        """`alone` of a branch for each shard, (S,), whose all-to-alls take `back` beyond `ahead`."""
         problem = self.problem
         room = np.where(problem.allowed, memory, -1).max(axis=1)[problem.group]
         alone = np.where(np.arange(len(problem.group)) > 0, problem.model.compute_ms(beside + problem.vectors), 0.0)
-        alone = alone + self._beyond_ahead_ms(columns + problem.dims, mean)
+        alone = alone + back
         row_wise = np.isin(problem.group, problem.options.groups[sure])
         alone[~self.may_be | (problem.nbytes > room) | row_wise] = np.inf
         return alone
 
-    def _block_alone(self, sure: Ints, memory: Ints, beside: Floats, columns: float, mean: float) -> Floats:
+    def _block_alone(self, others: NDArray[np.bool_], memory: Ints, beside: Floats, back: Floats) -> Floats:
         """`block_alone` of a branch, for the heavier of a group's blocks, (P, W)."""
         options = self.problem.options
         if not len(options.groups):
             return np.zeros(options.more.shape)
-        others = (~np.isin(np.arange(len(options.groups)), sure))[:, None]
-        nbytes = options.nbytes * others[..., None]
+        nbytes = options.nbytes * others[:, None, None]
         vectors = options.vectors * (nbytes > 0)[..., None]
-        back = self._beyond_ahead_ms((columns + options.least * others).ravel(), mean).reshape(others.shape[0], -1)
-        alone: Floats = self.problem.model.compute_ms(beside + vectors).max(axis=2) + back
+        alone: Floats = self.problem.model.compute_ms(beside + vectors).max(axis=2) + back.reshape(options.least.shape)
         fits = nbytes.max(axis=2) <= memory.max()
         last = nbytes[:, OVER_ALL, -1] <= memory[-1]
         fits[:, OVER_ALL] = (nbytes[:, OVER_ALL, :-1].max(axis=1) <= memory[:-1].min()) & last

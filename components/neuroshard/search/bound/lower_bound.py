@@ -103,9 +103,8 @@ def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND, 
     collectives = COLLECTIVES.format(and_grow=", never fall as columns are added" * row_wise)
     grows = UNDERESTIMATED if is_bending(problem.model) else CONVEX
     why = ASSUMPTIONS_ROW_WISE if row_wise else ASSUMPTIONS
-    ordered_ms = problem.launches.least_reorder_ms()
-    ms = _Proof(problem, plan, settings, cuts=ordered_ms > 0).bound_ms(plan.cost, known_ms)
-    uncut = problem.uncut() if ordered_ms else None  # where cuts are free, the first bound is of all plans
+    ms = _Proof(problem, plan, settings, cuts=problem.orders_cut).bound_ms(plan.cost, known_ms)
+    uncut = problem.uncut() if problem.orders_cut else None  # where cuts are free, the first bound is of all plans
     if uncut is not None:
         ms = min(ms, _Proof(uncut, plan, settings).bound_ms(plan.cost, known_ms))
     copied = (STAY,) if problem.copied else ()

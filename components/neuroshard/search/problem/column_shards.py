@@ -1,7 +1,7 @@
 """Placed sharding options: every column shard that a task's tables can be cut into, each on one device, as arrays."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,7 +13,6 @@ from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 from neuroshard.search.problem.equal_shards import HALVES, WideTable, equal_sequence
-from neuroshard.search.problem.launches import NONE
 from neuroshard.search.problem.room import searched_bytes
 
 Widths = NDArray[np.int64]  # (G, D): how many units of each table group each device holds
@@ -21,13 +20,10 @@ Widths = NDArray[np.int64]  # (G, D): how many units of each table group each de
 
 @dataclass(frozen=True)
 class Placement:
-    """Shards (S,) and the device of each (S,), -1 if it found no room. The groups `spread` (R,) have pieces on many devices, each
-    at one of the `places` (R,) of `SpreadOptions`."""
+    """Shards (S,) and the device of each (S,), -1 if it found no room."""
 
     shards: Ints
     devices: Ints
-    spread: Ints = field(default_factory=lambda: NONE)
-    places: Ints = field(default_factory=lambda: NONE)
 
     @property
     def fits(self) -> bool:

@@ -2,19 +2,20 @@
 depend on how each table is held.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.core.launches import joined_again, operators_of, reordered_columns
+from neuroshard.core.launches import joined_again
 from neuroshard.core.part import Part
 from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, SHARDINGS, TABLE_WISE, Group
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.pricing import LaunchMs, LaunchPrices, map_ms
+from neuroshard.costmodel.pricing import LaunchPrices, map_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
@@ -46,7 +47,6 @@ class LaunchCosts:
         self.tables = [table for _, table in tables]
         self.group: Ints = np.array([place for place, _ in tables])
         self.columns: Floats = np.array([Part.of(table).sent_columns for table in self.tables])
-        self.copied = [(Group.of(table, DATA_PARALLEL), Part.of(table).sent_columns, False) for table in copied]
         self.pieces: Ints = np.flatnonzero([group[0].name in pieces for group in table_groups])
         # of each table, and of each table group: the number of its collection of pooled tables, -1 for sequences; and of each
         # group that of its collection of sequences, -1 for pooled tables
@@ -84,53 +84,60 @@ class LaunchCosts:
             ]
         )[kind]
 
-        held = [(Group.of(table, SHARDINGS[ROWS]), table) for table in mapped]
-        self.mapped = [(group, Part.of(table).sent_columns, False) for group, table in held]
-        self.mapped_tables = list(mapped)
-        self.mapped_outputs: Ints = np.array(
-            [outputs.setdefault(group, len(outputs)) for group, _ in held], dtype=np.int64
+        held = [Group.of(table, SHARDINGS[ROWS]) for table in mapped]
+        self.mapped_outputs = _numbers(held, outputs)
+        self.mapped_operators = _numbers(
+            [(group, t.element_bytes, t.pooling) for group, t in zip(held, mapped, strict=True)], operators
         )
-        keys_of = [(group, t.element_bytes, t.pooling) for group, t in held]
-        self.mapped_operators: Ints = np.array(
-            [operators.setdefault(key, len(operators)) for key in keys_of], dtype=np.int64
+        self.operators = len(operators)
+        # of each table, and of each mapped one: the number of its operator where all tables are in one collection
+        every: dict[object, int] = {}
+        self.alone, self.mapped_alone = (
+            _numbers([(t.element_bytes, t.pooling, t.weighted) for t in some], every) for some in (self.tables, mapped)
         )
+        self.measured = len(every)  # operators that the cost model counts in where no table is copied
 
-        self.groups = list(outputs)
+        # what has outputs however the table groups are held, and their columns by number of the collectives
+        fixed = [*(Group.of(table, DATA_PARALLEL) for table in copied), *held]
+        self.fixed = _numbers(fixed, outputs)
+        sent = [Part.of(table).sent_columns for table in (*copied, *mapped)]
+        self.fixed_columns = np.bincount(self.fixed, sent, len(outputs)).astype(np.float64)
         self.inputs: Ints = np.array([group.inputs if task.exchanges_input else 0 for group in outputs])
         self.collectives: Ints = np.array([group.outputs for group in outputs])
+        # whether pooled outputs of a number are of a collection: (outputs, collections)
+        named = [None if one.sequences else (one.module, one.weighted) for one in outputs]
+        each = dict.fromkeys(filter(None, named))
+        self.of_collection: Floats = np.array([[name == one for one in each] for name in named], dtype=np.float64)
 
     @cached_property
     def prices(self) -> LaunchPrices:
         """Of one launch of each kind."""
         return LaunchPrices.of(self.model, self.devices)
 
-    @cached_property
-    def measured(self) -> int:
-        """Operators that the cost model counts in where no table is copied."""
-        return operators_of([*self.tables, *self.mapped_tables])
+    def of(self, held: Ints) -> Floats:
+        """Ms of several plans: where the table groups are held so (N, G), numbers in SHARDINGS."""
+        held[:, self.pieces] = CUT
+        way, at, plan = held[:, self.group], np.arange(len(self.tables)), np.arange(len(held))[:, None]
+        output, most, placed = self.output[at, way], len(self.inputs), way != COPIED
 
-    def of(self, spread: Ints, shardings: Ints, cut: Ints = NONE) -> LaunchMs:
-        """Where these table groups have these spread shardings (numbers in SHARDINGS), these are cut, and others whole."""
-        of_group = np.full(len(self.collection), WHOLE)
-        of_group[spread] = shardings
-        of_group[cut], of_group[self.pieces] = CUT, CUT
-        way = of_group[self.group]
-        placed = way != COPIED
-        at = np.arange(len(way))[placed]
-        outputs, operators = (
-            distinct(np.append(each[at, way[placed]], own))
-            for each, own in ((self.output, self.mapped_outputs), (self.operator, self.mapped_operators))
-        )
-        rest = [*(self.tables[table] for table in at.tolist()), *self.mapped_tables]
-        measured = self.measured if placed.all() else operators_of(rest)
-        # one entry for all tables that run together
-        entries = 2 * self.output[np.arange(len(way)), way] + SPLITS_COLUMNS[way]
-        columns = np.bincount(entries, self.columns).tolist()
-        held = [(self.groups[one // 2], columns[one], bool(one % 2)) for one in distinct(entries).tolist()]
-        again = float(self.joined_again[np.arange(len(way)), way].sum())
-        return self._ms(
-            len(operators) - measured, outputs, again + reordered_columns([*held, *self.copied, *self.mapped])
-        )
+        def there(numbers: Ints, some: NDArray[np.bool_], most: int, own: Ints) -> NDArray[np.bool_]:
+            """Which of these numbers (N, T) some tables of a plan have, and which are `own` of all plans: (N, most)."""
+            found = np.zeros((len(held), most + 1), dtype=np.bool_)
+            found[plan, np.where(some, numbers, most)] = True
+            found[:, own] = True
+            return found[:, :most]
+
+        operators = there(self.operator[at, way], placed, self.operators, self.mapped_operators).sum(axis=1)
+        more = operators - there(self.alone, placed, self.measured, self.mapped_alone).sum(axis=1)
+        outputs = there(output, np.ones_like(placed), most, self.fixed)
+        columns = np.bincount((plan * most + output).ravel(), np.tile(self.columns, len(held)), outputs.size)
+        pooled: Floats = (columns.reshape(outputs.shape) + self.fixed_columns) * self.of_collection.any(axis=1)
+        # outputs of cut tables are put into order, and those of a collection that has several kinds are concatenated
+        permuted = (pooled * there(output, SPLITS_COLUMNS[way], most, NONE)).sum(axis=1)
+        several = outputs @ self.of_collection > 1
+        again = permuted + (pooled @ self.of_collection * several).sum(axis=1) + self.joined_again[at, way].sum(axis=1)
+        found: Floats = self._ms(more, outputs @ self.collectives, outputs @ self.inputs, again)
+        return found
 
     def cut(self, shards: Ints) -> bytes:
         """What these numbers of shards (G,) change in `of`: which sequences are cut, and which collections have a cut table."""
@@ -177,7 +184,8 @@ class LaunchCosts:
         more = [self._least_more(sharding, np.isin(self.group, groups), stay) for sharding, groups in used.items()]
         columns = max([columns, *(joined for _, joined in more)]) + cuts * self._least_permuted(rows, stay)
         columns += float(self.joined_again[rows, ROWS].sum())
-        return self._ms(len(operators) - self.measured, outputs, columns).total_ms + sum(ms for ms, _ in more)
+        launched = len(operators) - self.measured, self.collectives[outputs].sum(), self.inputs[outputs].sum()
+        return float(self._ms(*launched, columns)) + sum(ms for ms, _ in more)
 
     def permuted_ms(self, row_wise: Ints, may_be: Ints) -> tuple[float, Floats]:
         """What a plan that cuts a pooled table takes more than `least` with `cuts` for the order of its outputs, if it spreads no
@@ -212,13 +220,16 @@ class LaunchCosts:
         """Columns of the pooled tables of these collections."""
         return float(self.columns[np.isin(self.of_table, collections[collections >= 0])].sum())
 
-    def _ms(self, operators: int, outputs: Ints, reordered: float = 0.0) -> LaunchMs:
-        """Of so many operators beyond those measured, the collectives with these numbers, and so many columns put into order; and
-        what tables by access take of every device."""
-        inputs = int(self.inputs[outputs].sum())
-        count = int(self.collectives[outputs].sum())
-        launched = self.prices.ms(operators, max(count - 1, 0), inputs, reordered + self.wrapped_columns)
-        return launched._replace(compute_ms=launched.compute_ms + self.map_ms)
+    def _ms(self, operators: Any, outputs: Any, inputs: Any, reordered: Any) -> Any:
+        """Of so many operators beyond those measured, collectives each way, all-to-alls of the input, and columns put into order;
+        and what tables by access take of every device. Numbers, or arrays of some for each of several plans."""
+        launched = self.prices.ms(operators, np.maximum(outputs - 1, 0), inputs, reordered + self.wrapped_columns)
+        return launched.total_ms + self.map_ms
+
+
+def _numbers(keys: Iterable[Hashable], known: dict[Any, int]) -> Ints:
+    """The number of each key, a new one of those that are not `known` yet."""
+    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
 
 
 def distinct(numbers: Ints) -> Ints:

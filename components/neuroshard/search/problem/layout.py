@@ -10,10 +10,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.averaging import averaged_bytes, averaging_ms, least_averaging_ms
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
-from neuroshard.search.problem.column_shards import Placement
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kinds import blocks_over_all, copies_of
-from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 
 
@@ -53,27 +51,22 @@ def make_plan(
     )
 
 
-def compared(model: CostModel, problem: Problem, attempts: Mapping[str, Placement | str]) -> tuple[Baseline, ...]:
-    """What each heuristic's plan of a problem costs, or why it has none."""
+def compared(model: CostModel, attempts: Mapping[str, State | str]) -> tuple[Baseline, ...]:
+    """What each heuristic's plan costs, or why it has none."""
     return tuple(
-        Baseline(algorithm=name, error=other)
-        if isinstance(other, str)
-        else Baseline(
-            algorithm=name,
-            predicted_ms=_baseline_ms(model, problem, other),
-            cuts=len(other.shards) - len(problem.whole),
-        )
-        for name, other in attempts.items()
+        Baseline(algorithm=name, error=plan)
+        if isinstance(plan, str)
+        else Baseline(algorithm=name, predicted_ms=_baseline_ms(model, plan), cuts=plan.cuts)
+        for name, plan in attempts.items()
     )
 
 
-def _baseline_ms(model: CostModel, problem: Problem, placement: Placement) -> tuple[float, ...]:
-    """What each device takes under a baseline's placement, whose shards of a table on one device are one."""
-    state, task = State.of(problem, placement), problem.task
-    more = state.launched_ms
+def _baseline_ms(model: CostModel, plan: State) -> tuple[float, ...]:
+    """What each device takes under a heuristic's plan."""
+    more, task = plan.launched_ms, plan.problem.task
     if task.groups is not None:
-        more += averaging_ms(model, task, averaged_bytes(task, lay_out(state)))
-    each: Floats = np.sum(device_costs(problem.model, state.sums, state.dims), axis=0) + more
+        more += averaging_ms(model, task, averaged_bytes(task, lay_out(plan)))
+    each: Floats = np.sum(device_costs(plan.problem.model, plan.sums, plan.dims), axis=0) + more
     return tuple(each.tolist())
 
 

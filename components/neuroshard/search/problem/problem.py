@@ -16,10 +16,10 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import sending_more
 from neuroshard.costmodel.pricing import CopyPrices, LaunchMs
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
-from neuroshard.search.problem.column_shards import ColumnShards, Placement
+from neuroshard.search.problem.column_shards import ColumnShards
 from neuroshard.search.problem.equal_shards import HALVES
 from neuroshard.search.problem.kinds import MayHold
-from neuroshard.search.problem.launches import NONE, LaunchCosts
+from neuroshard.search.problem.launches import CUT, NONE, WHOLE, LaunchCosts
 from neuroshard.search.problem.spread import SpreadOptions, blocks_of_mapped, finite_vectors
 from neuroshard.search.tuning import TUNING, Tuning
 
@@ -67,10 +67,6 @@ class Problem(ColumnShards):
         copies = [*self.copied, *(self.options.tables if self.may_copy else ())]
         self._copy_prices = CopyPrices(model, copies, task) if copies else None
         self.copies_ms = self._copies_ms(NONE)
-        self.heuristics: dict[
-            object, dict[str, Placement | str]
-        ] = {}  # see proposers/baselines.py; shared, as prices are
-
         self._count = np.array([len(tables) for tables in self.tables])
         # their width is not known before some are priced
         self.vectors: Floats = np.zeros((len(self.group), self._base.shape[1] if self.mapped else 0))
@@ -139,13 +135,10 @@ class Problem(ColumnShards):
         shards = shards + ((self.times[self.whole] > 1) & (shards > 0))  # on one device too there are several
         key = self.root.launches.cut(shards)
         if key not in self._launched_ms:
-            self._launched_ms[key] = self._launched(np.flatnonzero(shards > 1)).total_ms + self.copies_ms.total_ms
+            held = np.where(shards > 1, CUT, WHOLE)
+            held[self.spread] = [SHARDINGS.index(one) for one in self.spread_as.values()]
+            self._launched_ms[key] = float(self.root.launches.of(held[None])[0]) + self.copies_ms.total_ms
         return self._launched_ms[key]
-
-    def _launched(self, cut: Ints) -> LaunchMs:
-        """Of launches, where these groups are cut."""
-        shardings = np.array([SHARDINGS.index(one) for one in self.spread_as.values()], dtype=np.int64)
-        return self.root.launches.of(self.spread, shardings, cut)
 
     def _copies_ms(self, groups: Ints) -> LaunchMs:
         """What the data-parallel tables take, and copies of these groups."""
@@ -159,6 +152,12 @@ class Problem(ColumnShards):
         there = self.spread[self.options.way_of[self.places] == self.options.copied]
         others = [there[there != group] if group in there else np.append(there, group) for group in groups.tolist()]
         return np.array([self._copies_ms(one).total_ms for one in others]) - self.copies_ms.total_ms
+
+    @property
+    def orders_cut(self) -> bool:
+        """Whether a plan may cut a pooled table, and then takes some ms to put outputs into order."""
+        may_cut = self.root.max_shards[self.launches.collection >= 0] > 1
+        return bool(may_cut.any()) and self.launches.least_reorder_ms() > 0
 
     def uncut(self) -> "Problem | None":
         """The same problem without plans that cut a pooled table; None if some table has to be cut or spread."""
@@ -220,7 +219,7 @@ class Problem(ColumnShards):
         """The same problem, without spread tables so far, of the task on whose devices a search keeps so many bytes (D,) free for
         a step (`ShardingTask.keeping_free`), and some more where a table is split row-wise."""
         task = self.task.keeping_free(nbytes.tolist(), counts_sent=counts_sent)
-        new = self.root._changed(task=task, kept_beside_blocks=beside_blocks, heuristics={})
+        new = self.root._changed(task=task, kept_beside_blocks=beside_blocks)
         new.memory, new.nbytes = new._count_memory(), new._count_bytes()
         new._forget_bytes()
         if "options" in new.__dict__:
@@ -243,7 +242,6 @@ class Problem(ColumnShards):
             nbytes=np.where(some, other.nbytes, self.root.nbytes),
             options=taken,
             _alone=np.where(self._priced & (self.group == 0), 0.0, np.nan),
-            heuristics={},
         )
         new._forget_bytes()
         return new

@@ -43,16 +43,7 @@ class State:
     @classmethod
     def of(cls, problem: Problem, placement: Placement) -> "State":
         """The state of a placement that fits; shards of one group on one device become one."""
-        there = problem.with_spread(placement.spread, placement.places)
-        assert there is not None
-        return cls(there, problem.widths(placement))
-
-    @property
-    def placement(self) -> Placement:
-        """One shard for the units of each group on each device."""
-        groups, devices = np.nonzero(self.widths)
-        shards = self.problem.first[groups] + self.widths[groups, devices]
-        return Placement(shards, devices, self.problem.spread, self.problem.places)
+        return cls(problem, problem.widths(placement))
 
     @property
     def cuts(self) -> int:

@@ -19,7 +19,7 @@ from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.lockstep import place_by_load
 from neuroshard.search.proposers.splits import split, split_oversized
 
-Attempt = Placement | str  # a placement, or why there is none
+Attempt = State | str  # a plan, or why there is none
 Key = Callable[[Problem, Ints, np.random.Generator], Floats]
 
 
@@ -53,8 +53,7 @@ KEYS: dict[str, Key] = {"random": _random, "size": _size, "dim": _dim, "lookup":
 
 def best_baseline(problem: Problem, seed: int) -> State | None:
     """The cheapest plan of all heuristics; None if none has one."""
-    placed = [one for one in baselines(problem, seed).values() if isinstance(one, Placement)]
-    plans = State.each(problem, [problem.widths(one) for one in placed]) if placed else []
+    plans = [one for one in baselines(problem, seed).values() if isinstance(one, State)]
     return min(plans, key=lambda state: state.cost, default=None)
 
 
@@ -71,25 +70,17 @@ def baseline(problem: Problem, name: str, rng: np.random.Generator) -> Placement
 
 
 def baselines(problem: Problem, seed: int) -> dict[str, Attempt]:
-    """The placement of each heuristic, or why there is none; those that need no cuts in lockstep. Each search asks twice: of the
-    same memory and limits, the second time they are known."""
-    key = (seed, *(of.tobytes() for of in (problem.memory, problem.whole, problem.min_units, problem.max_shards)))
-    if key not in problem.heuristics:
-        problem.heuristics[key] = _baselines(problem, seed)
-    return problem.heuristics[key]
-
-
-def _baselines(problem: Problem, seed: int) -> dict[str, Attempt]:
-    shards = split_oversized(problem, problem.whole)
-    placed = _place(problem, shards, [key(problem, shards, np.random.default_rng(seed)) for key in KEYS.values()])
-    attempts: dict[str, Attempt] = dict(zip(KEYS, placed, strict=True))
-    for name, placement in zip(KEYS, placed, strict=True):
-        if not placement.fits:
-            try:
-                attempts[name] = baseline(problem, name, np.random.default_rng(seed))
-            except Infeasible as error:
-                attempts[name] = str(error)
-    return attempts
+    """The plan of each heuristic, or why there is none; those that need no cuts in lockstep."""
+    shards, found = split_oversized(problem, problem.whole), dict[str, Placement | str]()
+    keys = [key(problem, shards, np.random.default_rng(seed)) for key in KEYS.values()]
+    for name, placement in zip(KEYS, _place(problem, shards, keys), strict=True):
+        try:
+            found[name] = placement if placement.fits else baseline(problem, name, np.random.default_rng(seed))
+        except Infeasible as error:
+            found[name] = str(error)
+    placed = [problem.widths(one) for one in found.values() if isinstance(one, Placement)]
+    plans = iter(State.each(problem, placed) if placed else [])
+    return {name: one if isinstance(one, str) else next(plans) for name, one in found.items()}
 
 
 def _place(problem: Problem, shards: Ints, keys: Sequence[Floats]) -> list[Placement]:

@@ -22,6 +22,7 @@ from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.filling import whole_vectors
 from neuroshard.search.problem.kinds import OVER_ALL, OVER_DOMAIN
+from neuroshard.search.problem.launches import WHOLE
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State, column_ms
 from neuroshard.search.proposers.greedy import first_plans
@@ -223,6 +224,8 @@ class _SetCosts:
         heaviest = np.where(np.isfinite(self.narrow_ms[worst]) | (worst < 0), model.compute_ms(block + heavy), np.inf)
         heaviest = np.maximum(heaviest, np.maximum.accumulate(alone)[last])
         of_kind = np.array([SHARDINGS.index(kind.sharding) for kind in options.kinds])[ways]
-        launched = [problem.launches.of(order[:count], of_kind[:count]).total_ms for count in counts.tolist()]
+        held = np.full((len(counts), len(self.narrow_ms)), WHOLE)
+        held[:, order] = np.where(np.arange(len(order)) < counts[:, None], of_kind, WHOLE)
+        launched = problem.launches.of(held)
         costs: Floats = np.maximum(mean, heaviest) + (forward + backward).mean(axis=-1) + launched
         return np.where(fits, costs, np.inf)
