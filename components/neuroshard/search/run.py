@@ -254,14 +254,11 @@ def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Cut:
         problem = Problem(planned, problem.model, problem.tuning, cut_before=cuts, cut_into=into)
     else:
         problem = problem.for_planned(planned)
-    heuristics: dict[str, Attempt] = {}
-    if settings.algorithm not in KEYS:
-        heuristics = _with_their_steps(asked, problem, baselines(problem, settings.seed))
-        plans = [found.best, *(plan for plan in heuristics.values() if isinstance(plan, State))]
-        best = min(plans, key=lambda one: one.cost)
-        is_ours = settings.algorithm == LOCAL_SEARCH and settings.tuning.baselines and asked.previous is None
-        if best is not found.best and is_ours and not less.any():
-            found, planned = found._replace(best=best, shards=lay_out(best), notes=()), asked.planned(best)
+    heuristics = {} if settings.algorithm in KEYS else _with_their_steps(asked, problem)
+    best = min([found.best, *(one for one in heuristics.values() if isinstance(one, State))], key=lambda one: one.cost)
+    is_ours = settings.algorithm == LOCAL_SEARCH and settings.tuning.baselines and asked.previous is None
+    if best is not found.best and is_ours and not less.any():
+        found, planned = found._replace(best=best, shards=lay_out(best), notes=()), asked.planned(best)
     bound = lower_bound(problem, found.best) if asked.bounded else Bound(None, ())
     check_host_memory(problem.task, found.shards)
     plan = make_plan(
@@ -277,8 +274,9 @@ def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Cut:
     return plan, found.best
 
 
-def _with_their_steps(asked: Asked, problem: Problem, plans: dict[str, Attempt]) -> dict[str, Attempt]:
+def _with_their_steps(asked: Asked, problem: Problem) -> dict[str, Attempt]:
     """The heuristics' plans, which need not keep the room that a search does. They are none where their step does not fit."""
+    plans = baselines(problem, asked.settings.seed)
     for name, plan in plans.items():
         if isinstance(plan, State) and (short := short_bytes(asked.planned(plan), lay_out(plan)).max()) > 0:
             plans[name] = f"its training step needs {format_bytes(int(short), 'up')} more of a device"

@@ -137,11 +137,6 @@ class SpreadOptions:
                 self.least[:, way] = self.dims[:, way].min(axis=-1)
 
     @property
-    def everywhere(self) -> bool:
-        """Whether all pieces of every kind are on all devices."""
-        return all(kind.devices == self.devices for kind in self.kinds)
-
-    @property
     def copied(self) -> int:
         """The kind whose pieces are copies; -1 where no table may be one."""
         return len(self.kinds) - 1 if self.kinds[-1].sharding.copied else -1
