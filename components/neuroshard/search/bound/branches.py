@@ -140,7 +140,8 @@ class Branches:
         self.may_be: NDArray[np.bool_] = (problem.units >= problem.min_units[problem.group]) & (problem.units > 0)
         self.may_be &= problem.units <= problem.operator_units[problem.group]
         options, devices = problem.options, problem.devices
-        self.blocks, self.block_bytes = options.all_pieces, options.all_bytes
+        none = np.zeros((0, len(options.kinds), problem.vectors.shape[1]))
+        self.blocks, self.block_bytes = options.all_pieces if len(options.groups) else none, options.all_bytes
         heaviest = np.argsort(-problem.narrowest_ms()[options.groups], kind="stable")
         nbytes = problem.nbytes[problem.whole[options.groups]]
         is_large = (nbytes >= problem.tuning.large * problem.memory.max()) & problem.is_full
