@@ -168,7 +168,7 @@ def test_every_command_reads_a_plan_with_parts(tmp_path: Path, neuroshard: Any) 
     assert f"{parts.cost_ms:.3f} ms" in neuroshard("price", tmp_path / "parts.json", "--model", "analytic:h100").stdout
     moved = neuroshard("diff", tmp_path / "whole.json", tmp_path / "parts.json", "--model", "analytic:h100").stdout
     assert "ads/cold" in moved
-    assert "1 table to or from host memory" in moved
+    assert "1 table in another tier" in moved
     out = tmp_path / "r.html"
     for new, live in (("parts", "whole"), ("whole", "parts"), ("dealt", "parts")):
         neuroshard(

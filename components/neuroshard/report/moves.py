@@ -117,7 +117,7 @@ def diff_text(old: Plan, new: Plan, data: dict[str, Any]) -> str:
     if tiers := data["tables_changed_tier"]:
         nbytes = format_bytes(sum(tiers.values()))
         lines += wrapped(
-            f"  {counted(len(tiers), 'table')} to or from host memory, {nbytes}: {first_few(list(tiers))}", indent=4
+            f"  {counted(len(tiers), 'table')} in another tier, {nbytes}: {first_few(list(tiers))}", indent=4
         )
     if lost := said_ids_lost(old, new.task):
         lines += wrapped(f"  {lost}", indent=4)

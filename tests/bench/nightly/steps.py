@@ -1,5 +1,5 @@
-"""The compiled pipeline by KFP's local runner, whose steps are forked, and share what this process has imported. Nets are trained
-for two epochs: nights are about who goes on, not how good a model is."""
+"""The compiled pipeline by KFP's local runner, whose steps are forked, and share what this process has imported. Cases are
+repeated twice, and nets trained for two epochs: nights are about who goes on, not how good a model is."""
 
 import os
 import sys
@@ -22,6 +22,8 @@ import neuroshard.nightly.pretrain
 import neuroshard.nightly.search
 import neuroshard.nightly.survey
 from neuroshard.measure import real_devices
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.shares import job
 
 ROOT = Path(__file__).parents[3]
 EPOCHS = 2
@@ -34,6 +36,7 @@ def run(parameters: Mapping[str, Any], root: str, environments: Environments | N
     learning = vars(neuroshard.nightly.pretrain)
     learning["pretrain"] = partial(learning["pretrain"], epochs=EPOCHS)
     real_devices.CALM_SECONDS = 0.3  # as in conftest.py
+    vars(job)["MeasureSettings"] = partial(MeasureSettings, warmup=0, repeats=2)
     subprocess_task_handler.run_local_subprocess = partial(forked, environments=environments or {})
     local.init(local.SubprocessRunner(use_venv=False), pipeline_root=root, workspace_root=f"{root}/workspace")
     components.load_component_from_file(str(ROOT / "pipelines" / "neuroshard.yaml"))(**parameters)
