@@ -24,6 +24,11 @@ from neuroshard.pretrain.stand_in import completed
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def _few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuroshard.pretrain.train.MOST_EPOCHS", 100)
+
+
 def few(compute=0, collective=0, **change):
     return formula_costs(random_tables(20), compute, collective, twice=0, **change)
 

@@ -15,7 +15,6 @@ from neuroshard.deploy.run import deploy
 from neuroshard.files.traces import recorded_in
 from neuroshard.store.open import open_store
 from neuroshard.store.traces import (
-    access_folder,
     fetch_trace,
     fetch_trace_of,
     pointer_key,
@@ -80,13 +79,6 @@ def test_damage_is_refused_by_name_and_a_trainer_mends_it(tmp_path: Path) -> Non
         fetch_trace(store, "ads", out)
     with refused(NewerFormat, pointer_key("ads")):
         record(store, TABLES)
-
-
-def test_what_older_trainers_counted_is_named_as_read_no_more() -> None:
-    store = MemoryStore()
-    store.create(f"{access_folder('ads')}newest.json", b"{}")
-    with refused(NotFound, "'ads'", "newest.json"):
-        read_trace_pointer(store, "ads")
 
 
 def test_a_place_is_a_model_in_a_store(tmp_path: Path) -> None:

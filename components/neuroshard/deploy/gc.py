@@ -99,8 +99,7 @@ def find_garbage(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds
 
 
 def _traces(store: Store, track: ReleaseTrack[R], old: list[ObjectInfo]) -> list[ObjectInfo]:
-    """Traces of a model's trainers that the pointer names no more, and what trainers of older versions counted. All of it stays
-    where the pointer cannot be read.
+    """Traces of a model's trainers that the pointer names no more. All stay where the pointer cannot be read.
 
     A writer swaps the pointer within minutes of writing what it points to, so nothing that is old is about to be pointed to.
     """

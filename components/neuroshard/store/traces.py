@@ -23,7 +23,6 @@ from neuroshard.store.track import MAX_RELEASE_BYTES
 
 MOST_TRACE_BYTES = 256 * 2**20  # a trainer writes at most a quarter
 _FRESH = timedelta(days=1)  # a guess: a trainer writes several times a day
-_OLDER = "newest.json"  # of versions whose trainers counted, and recorded no traces
 
 
 class TracePointer(Sealed):
@@ -46,9 +45,8 @@ def access_folder(model: str) -> str:
 
 
 def is_recorded(model: str, key: str) -> bool:
-    """Whether an object of a store is a trace or its pointer, or what trainers of older versions counted."""
-    name = re.escape(access_folder(model)) + rf"([0-9a-f]{{64}}\.(json|safetensors)|trace\.json|{re.escape(_OLDER)})"
-    return re.fullmatch(name, key) is not None
+    """Whether an object of a store is a trace or its pointer."""
+    return re.fullmatch(re.escape(access_folder(model)) + r"([0-9a-f]{64}\.safetensors|trace\.json)", key) is not None
 
 
 def trace_key(model: str, digest: str) -> str:
@@ -91,10 +89,9 @@ def read_trace_pointer(store: Store, model: str) -> TracePointer:
     try:
         pointer = TracePointer.from_json(store.read(key, MAX_RELEASE_BYTES), f"{store.url}/{key}")
     except NotFound as error:
-        why = f"no trainer of {model!r} has recorded how its tables are read (docs/cache.md)"
-        if any(entry.key == f"{access_folder(model)}{_OLDER}" for entry in store.list(access_folder(model))):
-            why += f"; what trainers of older versions counted ({_OLDER}) is read no more"
-        raise NotFound(f"{error}; {why}") from None
+        raise NotFound(
+            f"{error}; no trainer of {model!r} has recorded how its tables are read (docs/cache.md)"
+        ) from None
     if pointer.model != model:
         raise InvalidInput(f"{store.url}/{key}: is of the model {pointer.model!r}, not of {model!r}")
     return pointer
