@@ -27,8 +27,8 @@ def devices_of(pooled: list[Table], count: int, **changes) -> list[tuple[Table, 
         "memory_bytes": 2**40,
         "max_dim": 64,
         "vary_share": 0.0,
-        **changes,
     }
+    facts |= changes
     pool, rng = Pool.of(pooled, facts["max_dim"], facts["memory_bytes"]), np.random.default_rng(0)
     return [draw_device(pool, rng=rng, **facts) for _ in range(count)]
 
@@ -64,6 +64,13 @@ def test_plans_are_of_few_tables_or_of_all_and_cut_also_unevenly():
     dims = Counter(s.dim for device in held for s in device)
     assert dims.most_common(1)[0][0] == 64
     assert set(dims) == set(range(4, 68, 4))
+
+
+def test_sequences_of_a_plan_are_whole_or_in_one_number_of_equal_shards():
+    held = devices_of([one.model_copy(update={"pooling": "none", "dim": 96}) for one in ALIKE], 200)
+    widths = [{s.dim for s in device} for device in held]
+    assert max(len(some - {96}) for some in widths) == 1
+    assert set().union(*widths) == {96, 48, 32, 24}
 
 
 def test_in_some_plans_the_heaviest_tables_are_row_wise_on_all_devices():

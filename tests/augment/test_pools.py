@@ -29,8 +29,8 @@ def test_a_table_comes_at_all_widths_and_at_its_own_and_its_halves(dim, max_dim,
     assert widths(table("t", dim=dim), max_dim) == wanted
 
 
-@pytest.mark.parametrize(("dim", "wanted"), [(128, [64, 128]), (12, [12])])
-def test_a_sequence_comes_at_its_own_width_and_half_of_it(dim, wanted):
+@pytest.mark.parametrize(("dim", "wanted"), [(128, [4, 8, 16, 32, 64, 128]), (24, [4, 8, 12, 24]), (20, [4, 20])])
+def test_a_sequence_comes_at_its_own_width_and_in_equal_shards(dim, wanted):
     assert widths(table("t", dim=dim).model_copy(update={"pooling": "none"}), 16) == wanted
 
 

@@ -412,7 +412,7 @@ def test_sequences_are_drawn_at_the_widths_that_a_plan_can_have():
         pooling: {t.dim for c, _ in drawn.compute for t in c.tables if t.pooling == pooling}
         for pooling in ("none", "sum")
     }
-    assert widths == {"none": {64, 128}, "sum": {4, 8, 16, 32, 64, 128}}
+    assert widths["none"] == widths["sum"] == {4, 8, 16, 32, 64, 128}
 
 
 def test_a_net_of_few_cases_that_the_scaled_datasheet_beats_is_not_used(monkeypatch):

@@ -9,13 +9,7 @@ import torch
 
 from helpers.parts import wholes
 from neuroshard.core.table import Table
-from neuroshard.costmodel.compute_net import (
-    BY_BYTES,
-    BY_DIGITS,
-    BY_ROWS,
-    BYTES,
-    COUNTED_IN,
-)
+from neuroshard.costmodel.compute_net import BY_BYTES, BY_DIGITS, BY_ROWS, BYTES, COUNTED_IN
 from neuroshard.costmodel.features import TOUCHED_COLUMN, part_features
 from neuroshard.pretrain.all_to_all import AllToAllSamples, predicted_ms, train_all_to_all
 from neuroshard.pretrain.compute import (
@@ -131,9 +125,7 @@ def _touched_bytes(tables):
 
 
 @pytest.mark.parametrize(
-    ("pooling_factor", "by_bytes"),
-    [(1.0, True), (1e6, False)],
-    ids=["rows alike", "rows and bytes alike"],
+    ("pooling_factor", "by_bytes"), [(1.0, True), (1e6, False)], ids=["rows alike", "rows and bytes alike"]
 )
 def test_where_all_cases_are_alike_there_are_no_rates(many, pooling_factor, by_bytes):
     huge = Table(name="huge", rows=10**9, dim=128, pooling_factor=pooling_factor)

@@ -142,7 +142,8 @@ def _block(table: Table, dim: int, devices: int, device: int) -> Table:
 def _cut(
     tables: Sequence[Table], dims: Ints, devices: int, memory_bytes: int, rng: np.random.Generator
 ) -> ColumnShards:
-    """Shards that are light enough; some tables are cut further than that. At least one shard of each table fits a device."""
+    """Shards that are light enough; some tables are cut further than that. At least one shard of each table fits a device.
+    Sequences that are cut are in one number of equal shards, as TorchRec has them (search/cut_sequences.py), or in halves."""
     of = _facts(tables)
     whole = _amounts(of, dims)
     mixture = _mixture(whole, rng)
@@ -153,8 +154,10 @@ def _cut(
     fitting = [(memory_bytes - own) // (DIM_STEP * column) for column, own in map(_bytes, tables)]
     pieces = np.maximum(pieces, -(-steps // np.minimum(fitting, MAX_DIM)))
     sequences = np.array([table.pooling == "none" for table in tables], dtype=bool)
-    most = np.where(sequences, [table.dim // table.narrowest_cut for table in tables], steps)  # halves at most
-    pieces, even = np.clip(pieces, 1, most).astype(np.int64), even | sequences
+    alike = int(log_uniform(2, max(devices, 2) + 1, rng))
+    most = np.where(sequences, [table.dim // table.narrowest_cut for table in tables], steps)
+    most = np.where(sequences & (steps % alike == 0), alike, most)
+    pieces, even = np.where(sequences & (pieces > 1), most, np.clip(pieces, 1, most)).astype(np.int64), even | sequences
     widths = [_widths(*one, rng) for one in zip(steps.tolist(), pieces.tolist(), even.tolist(), strict=True)]
     table, dim = np.repeat(np.arange(len(tables)), pieces), DIM_STEP * np.concatenate([steps[:0], *widths])
     amounts = _amounts(of[table], dim)

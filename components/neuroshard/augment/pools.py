@@ -55,10 +55,10 @@ class Pool:
 
 def widths(table: Table, max_dim: int) -> list[int]:
     """4, 8, … max_dim; and for a wider table its own width and the halves of it, as a search splits it. For a sequence its own
-    width and the half of it, which is all that a plan can have."""
+    width and those of equal shards, which are all that a plan can have."""
     dim, wider = table.dim, set()
     if table.pooling == "none":
-        return sorted({table.narrowest_cut, dim})
+        return [width for width in range(DIM_STEP, dim, DIM_STEP) if dim % width == 0] + [dim]
     while dim > max_dim and dim % DIM_STEP == 0:
         wider.add(dim)
         dim //= 2

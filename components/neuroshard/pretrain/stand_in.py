@@ -242,7 +242,7 @@ def _tables_to_train_on(costs: Costs) -> list[Table]:
 
 def _width(table: Table, rng: np.random.Generator) -> int:
     """The whole width half of the time; otherwise a number of halvings that a plan may have, all equally likely."""
-    halvings = int(math.log2(table.dim / table.narrowest_cut))
+    halvings = int(math.log2(table.dim / DIM_STEP))
     cut = table.dim >> int(rng.integers(0, halvings + 1)) if rng.random() < 0.5 else table.dim
     return cut // DIM_STEP * DIM_STEP
 
