@@ -154,7 +154,7 @@ def _cut(
     fitting = [(memory_bytes - own) // (DIM_STEP * column) for column, own in map(_bytes, tables)]
     pieces = np.maximum(pieces, -(-steps // np.minimum(fitting, MAX_DIM)))
     sequences = np.array([table.pooling == "none" for table in tables], dtype=bool)
-    alike = int(log_uniform(2, max(devices, 2) + 1, rng))
+    alike = int(log_uniform(2, max(devices, 2) + 1, rng)) if sequences.any() else 1
     most = np.where(sequences, [table.dim // table.narrowest_cut for table in tables], steps)
     most = np.where(sequences & (steps % alike == 0), alike, most)
     pieces, even = np.where(sequences & (pieces > 1), most, np.clip(pieces, 1, most)).astype(np.int64), even | sequences
