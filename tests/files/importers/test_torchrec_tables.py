@@ -1,6 +1,7 @@
 """The tables of a real EmbeddingBagCollection."""
 
 import warnings
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ USER = EmbeddingBagConfig(name="user", num_embeddings=10**9, embedding_dim=64, f
 ITEM = EmbeddingBagConfig(
     name="item", num_embeddings=100, embedding_dim=8, feature_names=["item"], data_type=DataType.FP16
 )
+SMALL: dict[str, Any] = {"num_embeddings": 10, "embedding_dim": 8, "feature_names": ["f"]}
 
 
 def test_tables_of_a_module_on_the_meta_device():
@@ -29,12 +31,12 @@ def test_tables_of_a_module_on_the_meta_device():
         Table(name="item", rows=100, dim=8, pooling_factor=7.5, element_bytes=2),
     )
     assert tables_of(module, {"item": 7.5}) == tables_of([USER, ITEM], {"item": 7.5}) == wanted
+    both = tables_of([ITEM, EmbeddingBagConfig(name="f", **SMALL), EmbeddingBagConfig(name="g", **SMALL)])
+    assert [[one.name for one in table.features] for table in both] == [[], ["f"], ["f"]]  # by which a batch is counted
 
 
 def test_pooling_and_weights_are_the_collection_s():
-    mean = EmbeddingBagConfig(
-        name="m", num_embeddings=10, embedding_dim=8, feature_names=["f"], pooling=PoolingType.MEAN
-    )
+    mean = EmbeddingBagConfig(name="m", pooling=PoolingType.MEAN, **SMALL)
     module = EmbeddingBagCollection(tables=[mean], is_weighted=True, device=torch.device("meta"))
     (table,) = tables_of(module)
     assert (table.pooling, table.weighted) == ("mean", True)
@@ -48,9 +50,7 @@ def test_access_and_optimizer_are_as_for_a_file():
 
 def test_what_cannot_be_sharded_is_named():
     odd = EmbeddingBagConfig(name="odd", num_embeddings=10, embedding_dim=6, feature_names=["f"])
-    quantized = EmbeddingBagConfig(
-        name="q", num_embeddings=10, embedding_dim=8, feature_names=["f"], data_type=DataType.INT8
-    )
+    quantized = EmbeddingBagConfig(name="q", data_type=DataType.INT8, **SMALL)
     with refused(InvalidInput, "'odd'", "dim", 4):
         tables_of([odd])
     with refused(InvalidInput, "'q'", "data_type", "INT8", "FP32", "FP16"):

@@ -31,6 +31,7 @@ from neuroshard.files.importers.torchrec_tables import (
     has_own_operator,
     id_map,
     is_weighted,
+    read_by_several,
 )
 
 EXAMPLE = "as in my_package.model:make_model"
@@ -61,8 +62,9 @@ def entries_of(
     known: set[str] = set()
     collections = list(_collections(model, spec))
     for path, collection in collections:
-        weighted = is_weighted(collection)
-        for config in configs_of(collection):
+        weighted, configs = is_weighted(collection), configs_of(collection)
+        shared = read_by_several(configs)
+        for config in configs:
             features = list(config.feature_names) or [config.name]
             full = f"{path}.{config.name}" if path else config.name
             known |= {config.name, full, *features}
@@ -70,12 +72,10 @@ def entries_of(
             if own is None:
                 each = [pooling_factors.get(feature, default_pooling_factor) for feature in features]
             else:  # a feature may be called as its table is
-                each = [
-                    None if feature in (full, config.name) else pooling_factors.get(feature) for feature in features
-                ]
+                each = [None if one in (full, config.name) else pooling_factors.get(one) for one in features]
             names[config.name] += 1
             assumed += [(config.name, full)] if own is None and None in each else []
-            fields = config_fields(config, _lookups(each, own), weighted, id_map(collection, config))
+            fields = config_fields(config, _lookups(each, own), weighted, id_map(collection, config), shared)
             apart += [config.name] if has_own_operator(config) else []
             means += [config.name] if weighted and fields["pooling"] == "mean" else []
             entries.append(TableEntry(f"{spec}: {full}", {**fields, **_state(collection, config.name), "module": path}))
@@ -86,9 +86,8 @@ def entries_of(
         raise InvalidInput(f"{spec}: the model holds no EmbeddingBagCollection and no EmbeddingCollection{instead}")
     unknown = sorted(pooling_factors.keys() - known)
     if unknown:
-        raise InvalidInput(
-            f"{spec}: a pooling factor is given for {unknown[0]!r}, which is no table or feature of the model"
-        )
+        given = f"{spec}: a pooling factor is given for {unknown[0]!r}"
+        raise InvalidInput(f"{given}, which is no table or feature of the model")
     return entries, [
         *_notes([name if names[name] < 2 else full for name, full in assumed], apart, means, plain, _unseen(model)),
         *reserve_notes(model, modules),

@@ -1,6 +1,7 @@
 """The tables of a TorchRec model: `tables_of(ebc)`, also where the module is on the meta device. Needs no torchrec itself."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,15 +43,18 @@ def tables_of(
         raise InvalidInput(f"pooling_factors: there is no table {min(unknown)!r}")
     if weighted is None:
         weighted = is_weighted(module_or_configs)
-    return tuple(
-        table_defaults(access=access, optimizer=optimizer).table(
-            config_fields(
-                config, _equal_shares(config, given.get(config.name)), weighted, id_map(module_or_configs, config)
-            ),
-            f"table {config.name!r}",
-        )
-        for config in configs
-    )
+    shared, found = read_by_several(configs), list[Table]()
+    defaults = table_defaults(access=access, optimizer=optimizer)
+    for config in configs:
+        each, ids = _equal_shares(config, given.get(config.name)), id_map(module_or_configs, config)
+        found.append(defaults.table(config_fields(config, each, weighted, ids, shared), f"table {config.name!r}"))
+    return tuple(found)
+
+
+def read_by_several(configs: Sequence[Any]) -> frozenset[str]:
+    """The features of a collection that several of its tables read."""
+    count = Counter(name for config in configs for name in config.feature_names)
+    return frozenset(name for name in count if count[name] > 1)
 
 
 def configs_of(module_or_configs: Any) -> Sequence[Any]:
@@ -117,22 +121,20 @@ def id_map(collection: Any, config: Any) -> IdMap | None:
 
 
 def config_fields(
-    config: Any, pooling_factors: Sequence[float], weighted: bool, id_map: IdMap | None = None
+    config: Any, pooling_factors: Sequence[float], weighted: bool, id_map: IdMap | None, shared: frozenset[str]
 ) -> dict[str, Any]:
-    """Fields of Table as an EmbeddingBagConfig or EmbeddingConfig has them, whose features have these lookups a sample each.
-    Raises InvalidInput for a data type that we do not know, and for what TorchRec cannot shard."""
+    """Fields of Table as an EmbeddingBagConfig or EmbeddingConfig has them, whose features have these lookups a sample each. One
+    feature is named if other tables read it too (`shared`). Raises InvalidInput for a data type that we do not know, and for what
+    TorchRec cannot shard."""
     check_config(config)
+    names = config.feature_names
+    features = [{"name": name, "pooling_factor": one} for name, one in zip(names, pooling_factors, strict=True)]
     return {
         "name": config.name,
         "rows": config.num_embeddings,
         "dim": config.embedding_dim,
         "pooling_factor": math.fsum(pooling_factors),
-        "features": [
-            {"name": name, "pooling_factor": factor}
-            for name, factor in zip(config.feature_names, pooling_factors, strict=True)
-        ]
-        if len(config.feature_names) > 1
-        else [],
+        "features": features if len(names) > 1 or shared.intersection(names) else [],
         "pooling": config.pooling.name.lower() if hasattr(config, "pooling") else "none",
         "weighted": weighted,
         "element_bytes": width_of(config.data_type, f"table {config.name!r}"),
