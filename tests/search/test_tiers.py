@@ -1,6 +1,9 @@
-"""Tables that HBM does not hold: how a device divides its HBM, and the search and its bound against exact optima."""
+"""Tables that HBM does not hold: how a device divides its HBM, the search and its bound against exact optima, and what a search
+tells while it runs and has when it must stop."""
 
+import threading
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from neuroshard.core.constraints import Constraints
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.part import Part
-from neuroshard.core.plan import Shard, device_memory
+from neuroshard.core.plan import Plan, Shard, device_memory
 from neuroshard.core.plan import parts_of as parts_of_shards
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -407,3 +410,50 @@ def test_a_model_that_was_measured_beyond_hbm_prices_tiers_by_that(measured):
     if measured is NO_CACHE_PAYS:
         assert {rule.tier for rule in rules.values()} == {"host"}
     assert Fact("tables beyond HBM", said) in model_facts(model)
+
+
+def planned(watch: Watch, settings: SearchSettings = FEW, seed: int = 1) -> Plan:
+    task = drawn(seed, 16, 4, 0.25)
+    plan = search(task, analytic_model("h100", task.batch_size), settings, watch=watch)
+    assert plan.held.constraints.beyond_hbm
+    return plan
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_better_plan_in_tiers_is_told_of_and_no_relaxation_is(seed):
+    told: list[float] = []
+    plan = planned(Watch(on_improvement=lambda _, ms: told.append(ms)), seed=seed)
+    assert [improvement.cost_ms for improvement in plan.improvements] == told
+    assert told[-1] == pytest.approx(plan.cost_ms)
+    assert all(later < before for before, later in pairwise(told))
+    steps = [improvement.step for improvement in plan.improvements]
+    assert steps == sorted(steps)
+
+
+def test_a_search_that_is_stopped_has_the_best_plan_so_far():
+    stop = threading.Event()
+    stop.set()
+    at_once = planned(Watch(stop=stop))
+    assert any("stopped by hand" in note for note in at_once.provenance.notes)
+    assert at_once.improvements[-1].cost_ms == pytest.approx(at_once.cost_ms)
+
+    stop, told = threading.Event(), list[float]()
+
+    def enough(_: float, ms: float) -> None:
+        told.append(ms)
+        if len(told) == 2:
+            stop.set()
+
+    after_two = planned(Watch(stop=stop, on_improvement=enough))
+    assert after_two.cost_ms == pytest.approx(min(told))
+    assert planned(Watch()).cost_ms <= after_two.cost_ms <= at_once.cost_ms
+
+
+@pytest.mark.usefixtures("ticking")
+def test_a_time_budget_ends_a_search_with_the_best_plan_so_far():
+    short = planned(Watch(0.001), SearchSettings(time_budget_s=0.001))
+    longer = planned(Watch(1.0), SearchSettings(time_budget_s=1.0))
+    assert longer.cost_ms <= short.cost_ms
+    for plan in (short, longer):
+        assert plan.improvements[-1].cost_ms == pytest.approx(plan.cost_ms)
+        assert plan.lower_bound_ms <= plan.cost_ms

@@ -27,7 +27,6 @@ from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.division import Tiers, divided, tier_of
 from neuroshard.search.tiers.hosts import HostPrices, InShares, bytes_over
 from neuroshard.search.tiers.points import PartPoints
-from neuroshard.search.tiers.sides import ThreeProblems
 from neuroshard.search.tuning import TUNING
 from neuroshard.search.watch import Watch
 
@@ -155,9 +154,9 @@ class TierProblems:
         return changed if self.kept is None else (*changed, self.kept.note)
 
     @property
-    def sides(self) -> ThreeProblems:
+    def sides(self) -> tuple[Problem, ...]:
         """Those of which the bound is made."""
-        return ThreeProblems(self.anywhere, self.options[WHOLE], self.options[DIVIDED])
+        return self.anywhere, self.options[WHOLE], self.options[DIVIDED]
 
     def of(self, choice: Ints) -> Problem:
         """The problem in which each table group has its choice of the options (G,)."""

@@ -160,6 +160,8 @@ def _ended(asked: Asked, begun: Begun) -> FoundTiers:
     if start is not None and start.over <= plan.over and plan.cost > start.cost * worth:
         plan = start  # nothing moves for next to no gain
     best, plan = plan, fewest_beyond(problems, plan, asked.settings.simplicity, asked.watch)
+    if not plan.over:
+        asked.watch.note(plan.cost)
     said = more_in_hbm_cost(len(best.tiers), best.cost, len(plan.tiers), plan.cost)
     return FoundTiers(plan, bound, (*problems.notes, *said))
 

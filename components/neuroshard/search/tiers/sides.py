@@ -6,84 +6,60 @@ bound of its own, and the least of both is one for all plans. Tables are disting
 plans with the least bound.
 """
 
-import heapq
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.bound.lower_bound import Bound, lower_bound
 from neuroshard.search.bound.settings import QUICK
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.divided import Divided
 
-
-@dataclass(frozen=True)
-class Sides:
-    """Plans in which the table groups `inside` (G,) are in HBM and those `beyond` (G,) are not, and their least ms."""
-
-    inside: NDArray[np.bool_]
-    beyond: NDArray[np.bool_]
-    ms: float
+# Tables in a row that raise the bound by less than the least gain in all, after which no more are distinguished. Of 19 bounds one
+# was 0.04 % lower than without, the others equal, in 0.3 of the time
+PATIENCE, LEAST_GAIN = 6, 2e-3
 
 
-@dataclass(frozen=True)
-class ThreeProblems:
-    """A task in which each part of a table is in any tier (`anywhere`), in HBM (`whole`), or beyond it (`outside`). All are
-    priced."""
-
-    anywhere: Problem
-    whole: Problem
-    outside: Problem
-
-    def of(self, inside: NDArray[np.bool_], beyond: NDArray[np.bool_]) -> Problem:
-        """The problem in which some table groups are on one side."""
-        problem = self.anywhere
-        if inside.any():
-            problem = problem.with_options_of(self.whole, inside)
-        return problem.with_options_of(self.outside, beyond) if beyond.any() else problem
-
-    def most_torn(self, sides: Sides) -> int | None:
-        """The table group that may be on either side and for which the relaxation gains most, by a bound without devices; None
-        where each has its side."""
-        model = cast(Divided, self.anywhere.model)
-        # of each group, the least of ms and bytes x price, by price: (G, M)
-        anywhere, whole, outside = (
-            problem.vectors[problem.whole, -model.terms :] for problem in (self.anywhere, self.whole, self.outside)
-        )
-        of_sides = np.where(sides.inside[:, None], whole, np.where(sides.beyond[:, None], outside, anywhere))
-        at = int((of_sides.sum(axis=0) / self.anywhere.devices - model.prices * model.hbm).argmax())
-        torn = outside[:, 0] - np.abs(whole[:, at] - outside[:, at])
-        torn[sides.inside | sides.beyond] = -np.inf
-        best = int(torn.argmax())
-        return best if torn[best] > 0 else None
-
-
-def bound_by_sides(problems: ThreeProblems, first: Bound, plan: State, most: int, expired: Callable[[], bool]) -> Bound:
-    """The bound after up to `most` tables were distinguished. `first` is the bound of all plans, `plan` a plan in which each
-    table has one tier."""
-    none = np.zeros(len(problems.anywhere.tables), dtype=bool)
+def bound_by_sides(
+    problems: Sequence[Problem], first: Bound, plan: State, most: int, expired: Callable[[], bool]
+) -> Bound:
+    """The bound after up to `most` tables were distinguished. The `problems` are those in which each part of a table is in any
+    tier, in HBM, and beyond it, all priced; `first` is the bound of all plans, `plan` one in which each table has one tier."""
     if first.ms is None:
         return first
-    open_sides = [(first.ms, 0, Sides(none, none, first.ms))]
-    count = 0
-    while count < most and not expired():
-        ms, _, sides = open_sides[0]
-        group = problems.most_torn(sides)
-        if group is None or ms >= plan.cost:
+    # of plans: their bound, a number, and the side of each group (G,), 0 where it may be on either
+    kinds = [(first.ms, 0, np.zeros(len(problems[0].tables), dtype=np.int64))]
+    bounds = list[float]()
+    for count in range(most):
+        ms, _, sides = kinds[0]
+        bounds.append(ms)
+        group, idle = _most_torn(problems, sides), count >= PATIENCE and ms <= bounds[-PATIENCE - 1] * (1 + LEAST_GAIN)
+        if group is None or idle or ms >= plan.cost or expired():
             break
-        heapq.heappop(open_sides)
-        count += 1
-        one = none.copy()
-        one[group] = True
-        for number, child in enumerate(
-            (replace(sides, inside=sides.inside | one), replace(sides, beyond=sides.beyond | one))
-        ):
-            found = lower_bound(problems.of(child.inside, child.beyond), plan, QUICK, known_ms=ms)
+        heappop(kinds)
+        for side in (1, 2):
+            child, problem = np.where(np.arange(len(sides)) == group, side, sides), problems[0]
+            for one in {1, 2}.intersection(child.tolist()):
+                problem = problem.with_options_of(problems[one], child == one)
+            found = lower_bound(problem, plan, QUICK, known_ms=ms)
             assert found.ms is not None
-            at_least = max(found.ms, ms)
-            heapq.heappush(open_sides, (at_least, 2 * count + number, replace(child, ms=at_least)))
-    return replace(first, ms=min(open_sides[0][0], plan.cost))
+            heappush(kinds, (max(found.ms, ms), 2 * count + side, child))
+    return replace(first, ms=min(kinds[0][0], plan.cost))
+
+
+def _most_torn(problems: Sequence[Problem], sides: Ints) -> int | None:
+    """The table group that may be on either side and for which the relaxation gains most, by a bound without devices; None where
+    each has its side."""
+    model = cast(Divided, problems[0].model)
+    # of each group, the least of ms and bytes x price, by price: (3, G, M)
+    least = np.stack([problem.vectors[problem.whole, -model.terms :] for problem in problems])
+    total = least[sides, np.arange(len(sides))].sum(axis=0) / problems[0].devices
+    at = int((total - model.prices * model.hbm).argmax())
+    torn = np.where(sides == 0, least[2, :, 0] - np.abs(least[1, :, at] - least[2, :, at]), -np.inf)
+    best = int(torn.argmax())
+    return best if torn[best] > 0 else None
