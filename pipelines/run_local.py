@@ -273,13 +273,8 @@ def faults_of(options: argparse.Namespace) -> list[str]:
 
 def order(options: argparse.Namespace) -> dict[str, object]:
     """The one model that this run plans for."""
-    return {
-        "name": options.model,
-        "tables": options.tables,
-        "devices": options.devices,
-        "memory": options.memory,
-        "hardware": options.hardware,
-    }
+    asked = {name: getattr(options, name) for name in ("tables", "devices", "memory", "hardware")}
+    return {"name": options.model, **asked}
 
 
 def run_pipeline(options: argparse.Namespace, folder: Path, steps: Path, children: "Children") -> None:
@@ -312,20 +307,9 @@ def run_pipeline(options: argparse.Namespace, folder: Path, steps: Path, childre
 
 def parameters(options: argparse.Namespace) -> dict[str, Any]:
     """The pipeline's parameters, as far as this run does not leave them to their defaults."""
-    return {
-        "models": read_parameters(None, options.models)["models"] if options.models else json.dumps([order(options)]),
-        "batch_size": options.batch_size,
-        "store": options.store,
-        "backend": options.backend,
-        "nodes": options.nodes,
-        "compute_cases": options.compute_cases,
-        "collective_cases": options.collective_cases,
-        "measure_budget": options.budget,
-        "max_error": options.max_error,
-        "memory_margin": options.memory_margin,
-        "algorithm": options.algorithm,
-        "seed": options.seed,
-    }
+    models = read_parameters(None, options.models)["models"] if options.models else json.dumps([order(options)])
+    passed = {name: getattr(options, name) for name in PASSED}
+    return {"models": models, "measure_budget": options.budget, **passed}
 
 
 class Log(io.TextIOBase):

@@ -264,16 +264,8 @@ def summary(tasks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-STAGES: dict[str, Callable[[Day], Any]] = {
-    "doctor": doctor,
-    "operators": operators,
-    "cases": cases,
-    "costs": costs,
-    "datasheet": datasheet,
-    "noise": noise,
-    "model": model,
-    "plans": plans,
-}
+_IN_ORDER: tuple[Callable[[Day], Any], ...] = (doctor, operators, cases, costs, datasheet, noise, model, plans)
+STAGES = {stage.__name__: stage for stage in _IN_ORDER}
 
 
 def _pool(day: Day) -> tuple[Table, ...]:
