@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +29,7 @@ from unittest.mock import patch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from bench.nightly import files, simulation  # noqa: E402
+from bench.nightly import files, simulation, steps  # noqa: E402
 from bench.publishing import page  # noqa: E402
 from helpers.loopback import NETLOC, url  # noqa: E402
 from helpers.nightly import age  # noqa: E402
@@ -51,12 +50,6 @@ def relabelled(nodes: Sequence[dict[str, Any]], driver: str) -> list[dict[str, A
 
 NEW_DRIVER = relabelled(H200, "580.65.06")
 STAGES = ("survey", "augment", "measure", "pretrain", "plan")
-RUN = """
-import json, sys
-sys.path.insert(0, "tests")
-from bench.nightly.steps import run
-run(json.loads(sys.argv[1]), sys.argv[2])
-"""
 
 
 class Night(NamedTuple):
@@ -97,24 +90,22 @@ class Place:
             "max_error": 5.0,
             "single_writer": True,
         }
-        began, lines, steps = time.monotonic(), list[str](), list[str]()
-        process = subprocess.Popen(
-            [sys.executable, "-c", RUN, json.dumps(parameters), str(self.folder / "out")],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **self.env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        with process:
-            for line in process.stdout or ():
+        began, lines, names = time.monotonic(), list[str](), list[str]()
+        reading, writing = os.pipe()
+        if not (child := os.fork()):
+            os.setsid(), os.dup2(writing, 1), os.dup2(writing, 2), os.chdir(ROOT)
+            os.environ.update(self.env, OMP_NUM_THREADS="1")
+            os._exit(steps.ended(parameters, str(self.folder / "out")))
+        os.close(writing)
+        with open(reading) as said:
+            for line in said:
                 lines.append(line)
                 if begun := re.search(r"Executing task .*?'(?:\x1b\[\d+m)?([\w-]+)", re.sub(r"\x1b\[\d+m", "", line)):
-                    steps.append(begun[1])
-                    if do is not None and begun[1] in at and begun[1] not in steps[:-1]:
-                        do(process.pid)
-        return Night(process.wait() == 0, steps, "".join(lines), time.monotonic() - began)
+                    names.append(begun[1])
+                    if do is not None and begun[1] in at and begun[1] not in names[:-1]:
+                        do(child)
+        succeeded = os.waitpid(child, 0)[1] == 0
+        return Night(succeeded, names, "".join(lines), time.monotonic() - began)
 
     def live(self, name: str = "ads") -> str:
         """The digest of the plan that a trainer gets, or a dash."""

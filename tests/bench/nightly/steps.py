@@ -41,6 +41,17 @@ def run(parameters: Mapping[str, Any], root: str, environments: Environments | N
     components.load_component_from_file(str(ROOT / "pipelines" / "neuroshard.yaml"))(**parameters)
 
 
+def ended(parameters: Mapping[str, Any], root: str) -> int:
+    """The exit code of a run in a forked process."""
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    try:
+        run(parameters, root)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
 def forked(
     full_command: Sequence[str], env_vars: Mapping[str, str] | None = None, *, environments: Environments
 ) -> int:
