@@ -1,12 +1,5 @@
-"""The compiled pipeline as pods run it: each step a process with the limits, the secrets and the rights of its pod.
+"""What a pod of the compiled pipeline sees: its limits, and its secrets."""
 
-python -m helpers.pods POD.json PARAMETERS.json      POD.json maps `measure`, and `step` for all others, to environments
-"""
-
-import json
-import os
-import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -54,16 +47,3 @@ def secrets_of(there: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
                 if one["secretKey"] in there.get(name, {})
             }
     return given
-
-
-def main() -> None:
-    pods, parameters = (json.loads(Path(path).read_text()) for path in sys.argv[1:])
-    os.environ.update(pods["step"])  # Kubernetes' client reads KUBECONFIG as it is imported
-    from bench.nightly import steps
-
-    with tempfile.TemporaryDirectory() as folder:
-        steps.run(parameters, folder, pods)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,9 +2,8 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ import boto3
 import pytest
 import yaml
 
+from bench.nightly.steps import ended
 from helpers import nodes, servers
-from helpers.limits import HANGS
+from helpers.forked import run_script
 from helpers.nightly import tables
 from helpers.nodes import FakeApiServer, node
 from helpers.pods import GIB, machine, secrets_of
@@ -48,20 +48,11 @@ def object_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def run(folder: Path, parameters: Mapping[str, Any], **pods: Mapping[str, str]) -> str:
-    """Run the compiled pipeline; what its steps printed."""
-    (folder / "pods.json").write_text(json.dumps(pods))
-    (folder / "parameters.json").write_text(json.dumps(parameters))
-    ended = subprocess.run(
-        [sys.executable, "-m", "helpers.pods", folder / "pods.json", folder / "parameters.json"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'components'}:{ROOT}"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+    """Run the compiled pipeline, each step in a process with the environment of its pod; what they printed."""
+    main = partial(ended, parameters, str(folder / "steps"), pods)
+    done = run_script(main, cwd=ROOT, environment={"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 H200 = node("h200-0")
@@ -92,6 +83,7 @@ def test_it_ends_with_a_live_plan_that_says_first_what_is_not_known(
     assert "mlperf-dlrm-dcnv2 has today's plan (release 1 is live): degraded: " in printed
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("overlay", sorted(path.name for path in (ROOT / "manifests" / "overlays").iterdir()))
 def test_a_first_night_of_an_overlay_measures_in_pods_with_its_limits_and_plans_by_that(
     tmp_path: Path, overlay: str

@@ -14,6 +14,7 @@ from typing import Any
 from kfp import components, local
 from kfp.dsl.executor_main import executor_main
 from kfp.local import subprocess_task_handler
+from kubernetes.config import kube_config
 
 import neuroshard.nightly.augment
 import neuroshard.nightly.deploy
@@ -41,11 +42,11 @@ def run(parameters: Mapping[str, Any], root: str, environments: Environments | N
     components.load_component_from_file(str(ROOT / "pipelines" / "neuroshard.yaml"))(**parameters)
 
 
-def ended(parameters: Mapping[str, Any], root: str) -> int:
+def ended(parameters: Mapping[str, Any], root: str, environments: Environments | None = None) -> int:
     """The exit code of a run in a forked process."""
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     try:
-        run(parameters, root)
+        run(parameters, root, environments)
     except BaseException:
         traceback.print_exc()
         return 1
@@ -73,6 +74,7 @@ def forked(
 def _executed(source: str, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     os.environ.update(environment)
+    kube_config.KUBE_CONFIG_DEFAULT_LOCATION = os.environ.get("KUBECONFIG", "")  # read as it was imported
     try:
         with tempfile.TemporaryDirectory(prefix="step-") as folder:
             module = Path(folder, "ephemeral_component.py")
