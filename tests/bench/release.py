@@ -1,8 +1,6 @@
 """How long a trainer waits for its plan, as a table. Attacks on stores and releases are tests (tests/deploy, tests/store).
 
-    make bench-release            (or: .venv/bin/python tests/bench/release.py)
-
-The trainer's step time under several planners' plans is trainer.py's.
+    make bench-release            (with trainer.py, a trainer's steps by several planners' plans)
 """
 
 import json

@@ -6,7 +6,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,13 @@ def run(parameters: Mapping[str, Any], root: str, environments: Environments | N
 
 def ended(parameters: Mapping[str, Any], root: str, environments: Environments | None = None) -> int:
     """The exit code of a run in a forked process."""
+    return _exit_code(partial(run, parameters, root, environments))
+
+
+def _exit_code(work: Callable[[], None]) -> int:
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     try:
-        run(parameters, root, environments)
+        work()
     except BaseException:
         traceback.print_exc()
         return 1
@@ -63,7 +67,7 @@ def forked(
     reading, writing = os.pipe()
     if not (child := os.fork()):
         os.dup2(writing, 1), os.dup2(writing, 2)
-        os._exit(_executed(source, arguments, environment))
+        os._exit(_exit_code(partial(_execute, source, arguments, environment)))
     os.close(writing)
     with open(reading, errors="replace") as said:
         for line in said:
@@ -71,17 +75,11 @@ def forked(
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _executed(source: str, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+def _execute(source: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     kube_config.KUBE_CONFIG_DEFAULT_LOCATION = os.environ.get("KUBECONFIG", "")  # read as it was imported
-    try:
-        with tempfile.TemporaryDirectory(prefix="step-") as folder:
-            module = Path(folder, "ephemeral_component.py")
-            module.write_text(source)
-            sys.argv = ["executor", "--component_module_path", str(module), *arguments]
-            executor_main()
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
+    with tempfile.TemporaryDirectory(prefix="step-") as folder:
+        module = Path(folder, "ephemeral_component.py")
+        module.write_text(source)
+        sys.argv = ["executor", "--component_module_path", str(module), *arguments]
+        executor_main()
