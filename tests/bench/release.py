@@ -1,6 +1,6 @@
 """How long a trainer waits for its plan, as a table. Attacks on stores and releases are tests (tests/deploy, tests/store).
 
-    make bench-release            (with trainer.py, a trainer's steps by several planners' plans)
+make bench-release            (with trainer.py, a trainer's steps by several planners' plans)
 """
 
 import json
