@@ -9,7 +9,7 @@ from helpers.refusals import refused
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Provenance, Shard, parts_of, peaks_of
 from neuroshard.core.skew import largest_block
-from neuroshard.core.step_memory import Pipeline, PipelineOption
+from neuroshard.core.step_memory import Pipeline, PipelineOption, own_input_bytes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.search.copies import may_be_copied
@@ -137,6 +137,7 @@ def test_a_feature_that_two_tables_read_is_once_in_a_batch_and_copied_for_each(p
         some = [table(f"t{n}", pooling=pooling, features=[{"name": names[n], "pooling_factor": 2}]) for n in range(2)]
         inputs.append(peaks_of(task(*some), [whole(one, 0) for one in some], gloo=True)[0].causes["inputs"])
     assert inputs[1] == inputs[0] - INPUT + kept * INPUT
+    assert own_input_bytes([table(pooling_factor=0.0)], SAMPLES) == {"t": 4 * SAMPLES}
 
 
 def test_what_dense_layers_keep_counts_with_outputs() -> None:

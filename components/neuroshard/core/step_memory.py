@@ -128,7 +128,7 @@ def own_input_bytes(tables: Iterable[Table], samples: float, *, in_parts: bool =
         )
         again = [one.pooling_factor for one in table.features if (*key, one.name) in read and not in_parts]
         read |= {(*key, one.name) for one in table.features}
-        lookups = table.every_lookup * (1 - sum(again) / table.pooling_factor)
+        lookups = table.every_lookup * (1 - sum(again) / (table.pooling_factor or 1.0))
         found[table.name] = samples * (of_id * lookups + LENGTH_BYTES * (max(len(table.features), 1) - len(again)))
     return found
 
