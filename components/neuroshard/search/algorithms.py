@@ -64,17 +64,20 @@ def find(problem: Problem, asked: Asked) -> Found:
 
 def go_on(problem: Problem, near: State, asked: Asked) -> Found | None:
     """What a few rounds find from a plan `near` one of this problem, which has little less room, or from greedy plans that spread
-    the same tables where its shards find no new places. None where there are none of these, where the algorithm is none that goes
-    on, or from a current plan, which may not move far."""
+    the same tables where its shards find no new places. None where none of these keep the move budget or all that is found is far
+    dearer, where the algorithm is none that goes on, or where cuts are kept, which may be others."""
     settings = asked.settings
-    if settings.algorithm != LOCAL_SEARCH or asked.current is not None:
+    if settings.algorithm != LOCAL_SEARCH or asked.kept is not None:
         return None
     if not near.problem.copies_some:  # copies that are worth little are none that it may choose
         problem = problem.without_copies()
     there, start = problem.with_spread(near.problem.spread, near.problem.places), started(problem, near)
     first = [start] if start is not None else [] if there is None else first_plans(there, problem.tuning.greedy_plans)
+    first = _affordable(first, asked.current)
     few = replace(asked, settings=replace(settings, rounds=settings.most_rounds // GO_ON))
-    return _local_search(problem, few, np.random.default_rng(settings.seed), first) if first else None
+    found = _local_search(problem, few, np.random.default_rng(settings.seed), first) if first else None
+    far = near.cost * (1 + problem.tuning.both_kinds_within)
+    return None if found is None or found.best.cost > far else found
 
 
 def _published_search(problem: Problem, settings: SearchSettings, watch: Watch) -> State:

@@ -48,9 +48,7 @@ def or_as_it_is(found: Callable[[], Plan], asked: Callable[[], Asked], previous:
 def as_it_is(asked: Asked, previous: Plan) -> Plan | None:
     """The `previous` plan as one of today's task, priced anew and without a bound; None if the task asks for another."""
     task, held = asked.task, asked.task.held_as(previous.task)
-    was, now = (
-        (one.devices, {(table.name, table.rows, table.dim) for table in one.tables}) for one in (previous.task, task)
-    )
+    was, now = ((one.devices, {(t.name, t.rows, t.dim) for t in one.tables}) for one in (previous.task, task))
     if was != now or held.tables != task.tables or contradicts_itself(held) or not _may_be_held(asked, held):
         return None
     if held.densely_trained:

@@ -81,14 +81,12 @@ class Asked:
         """The permitted task with what a plan does, and nothing more: rows are split only if the caller or the plan splits some,
         and the tables that the plan copies are data-parallel."""
         copied = [name for name, sharding in best.problem.spread_as.items() if sharding.copied]
-        planned = self.permitted
+        task = self.permitted
         if not self.task.may_split_rows and not best.problem.splits_rows:
-            planned = planned.model_copy(update={"constraints": self.task.constraints})
+            task = task.model_copy(update={"constraints": self.task.constraints})
         if copied:
-            return planned.with_copies(planned.constraints.data_parallel.union(copied))
-        return (
-            planned if self.task.copied else planned.model_copy(update={"dense_optimizer": self.task.dense_optimizer})
-        )
+            return task.with_copies(task.constraints.data_parallel.union(copied))
+        return task if self.task.copied else task.model_copy(update={"dense_optimizer": self.task.dense_optimizer})
 
     def provenance(self, notes: Sequence[str]) -> Provenance:
         """Of a plan that was found, with these notes on how, and without what is said of the one that is returned."""

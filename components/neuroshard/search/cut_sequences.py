@@ -44,9 +44,7 @@ def cut_alike(asked: Asked, search: Callable[[Asked], Cut]) -> Plan:
         return search(replace(asked, cut_into=numbers[-1]))[0]  # raises, with hints
     best = min(found.values(), key=_cost_ms)
     most = min(_cost_ms(best) * (1 + settings.simplicity), _cost_ms(found.get(HALVES, best)))
-    plan, _ = min(
-        (one for one in found.values() if _cost_ms(one) <= most), key=lambda one: (one[1].cuts, _cost_ms(one))
-    )
+    plan, _ = min((it for it in found.values() if _cost_ms(it) <= most), key=lambda it: (it[1].cuts, _cost_ms(it)))
     _, bound = _least(numbers, bounds, asked, best)
     return plan.model_copy(update={"lower_bound_ms": bound.ms, "bound_assumptions": bound.why})
 

@@ -144,6 +144,7 @@ class Tuning:
     # Share by which a set may be estimated to cost more than the cheapest other first plan, and is still tried. Without this
     # limit: the same plans on 160 tasks, 0 to 6 % more time
     row_sets_within: float = 0.1
+    row_sets_idle: int = 10  # sets in a row whose plans are no cheaper, after which no others are tried: a guess
     copies_one_by_one: int = 4  # copied tables up to which first plans differ by one, as row_sets_one_by_one: a guess
     # Share that improved plans must save by copies for small tables to be data-parallel: a guess
     copies_worth: float = 0.02

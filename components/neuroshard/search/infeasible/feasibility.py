@@ -50,9 +50,7 @@ def feasible(
     problem = Problem(task, model, tuning, may=may, pieces=pieces, cut_into=cut_into)
     if need > have and need - _saved_bytes(problem) > have:
         reserved = task.constraints.reserve_in_words
-        step = (
-            f"{format_bytes(task.least_step_bytes, 'up')} for a step's batches and outputs" if task.counts_steps else ""
-        )
+        step = f"{format_bytes(task.least_step_bytes, 'up')} for a step's batches and outputs" * task.counts_steps
         taken = " and ".join(filter(None, [f"{reserved} reserved" if reserved else "", step]))
         beside = f" beside {taken} on each" if taken else ""
         raise Infeasible(

@@ -49,9 +49,7 @@ class CurrentPlacement:
     ) -> None:
         self.problem, self.budget_bytes, self._elsewhere = problem, budget_bytes, elsewhere
         self.shards = {name: shards for name, shards in plan.by_table().items() if len(shards) > 0}
-        self.copied = (
-            plan.parted.constraints.data_parallel
-        )  # of which every device has a copy: taken apart, nothing moves
+        self.copied = plan.parted.constraints.data_parallel  # every device has a copy: taken apart, nothing moves
         self.spans: dict[str, dict[int, Spans]] = {}  # by table and device
         self.rows: dict[str, int] = {}
         self.not_whole: set[str] = set()  # tables of which some shard does not have all rows
@@ -151,11 +149,9 @@ class CurrentPlacement:
                 elif all(_is_whole(table, self.spans.get(table.name, {}).get(device, [])) for table in tables):
                     widths[group, device] = 1
             used = widths[group][widths[group] > 0]
-            wrong = (
-                widths[group].sum() != problem.all_units[group] or (widths[group] > 0)[~problem.allowed[group]].any()
-            )
+            bad = widths[group].sum() != problem.all_units[group] or (widths[group] > 0)[~problem.allowed[group]].any()
             held = (used <= problem.operator_units[group]).all()
-            if wrong or len(used) > problem.max_shards[group] or (used < problem.min_units[group]).any() or not held:
+            if bad or len(used) > problem.max_shards[group] or (used < problem.min_units[group]).any() or not held:
                 widths[group] = 0
         return widths
 

@@ -174,10 +174,8 @@ class LaunchCosts:
         """
         rows, stay = np.isin(self.group, row_wise), ~np.isin(self.group, may_be)
         outputs, operators = (
-            np.concatenate(
-                [distinct(np.append(each[:, WHOLE], own)), np.intersect1d(each[rows, ROWS], each[stay, ROWS])]
-            )
-            for each, own in ((self.output, self.mapped_outputs), (self.operator, self.mapped_operators))
+            np.concatenate([distinct(np.append(it[:, WHOLE], own)), np.intersect1d(it[rows, ROWS], it[stay, ROWS])])
+            for it, own in ((self.output, self.mapped_outputs), (self.operator, self.mapped_operators))
         )
         joined = np.union1d(self.joined, np.intersect1d(self.of_table[rows], self.of_table[stay]))
         columns = self._columns_of(joined) + self.copied_columns

@@ -78,9 +78,8 @@ class SpreadOptions:
         differ = any(table.knows_ids for table in tables)
         self.pieces = max(int(blocks.max()), 2) if differ else 2
         pieces = [block] * (self.pieces - 1)
-        self.rows: Ints = np.stack(
-            [*pieces, np.maximum(last, 1)], axis=-1
-        )  # no such kind is allowed where none are left
+        # no kind is allowed where none are left
+        self.rows: Ints = np.stack([*pieces, np.maximum(last, 1)], axis=-1)
         widths = [[kind.width(table) for kind in self.kinds] for table in tables]
         self.parts = [
             [self._parts(task, kind, table, counts) for counts, kind in zip(of_table, self.kinds, strict=True)]

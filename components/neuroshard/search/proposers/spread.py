@@ -27,6 +27,8 @@ from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State, column_ms
 from neuroshard.search.proposers.greedy import first_plans
 
+Set = tuple[float, Ints, Ints]  # what it is estimated to cost in ms, 0 if that is not; groups, and the place of each
+
 
 def row_wise_plans(problem: Problem, most_ms: float = np.inf) -> list[State]:
     """A greedy plan for each of the sets of tables that are estimated to cost least, and no more than `most_ms`; none where no
@@ -48,39 +50,45 @@ def plans_with_copies(problem: Problem) -> list[State]:
         _counts(len(rows), problem.tuning.copies_one_by_one).tolist()
     )
     every = [options.groups[np.sort(order[:count])] for count in sorted(counts - {0})]
-    sets = [(groups, np.full(len(groups), options.place_of(way))) for groups in every]
-    return _first_plans(problem, [*sets, *(more for some in sets for more in _with_all_others_split(problem, *some))])
+    sets = [(0.0, groups, np.full(len(groups), options.place_of(way))) for groups in every]
+    return _first_plans(problem, [*sets, *(more for some in sets for more in _with_all_others_split(problem, some))])
 
 
-def _with_all_others_split(problem: Problem, groups: Ints, places: Ints) -> list[tuple[Ints, Ints]]:
+def _with_all_others_split(problem: Problem, some: Set) -> list[Set]:
     """These groups at these places, and all others split row-wise: over all devices and over domains, where they may be. Without
     column shards outputs need not be put into order, which single tables do not show."""
-    options, others = problem.options, np.setdiff1d(np.flatnonzero(problem.whole), groups)
-    found = []
+    options, (_, groups, places), found = problem.options, some, list[Set]()
+    others = np.setdiff1d(np.flatnonzero(problem.whole), groups)
     for way in (OVER_ALL, OVER_DOMAIN)[: 1 + options.over_domains] if np.isin(others, options.groups).all() else ():
         if len(others) and options.allowed[options.positions(others), way].all():
             at = _places(problem, others, np.full(len(others), way))
-            found.append((np.concatenate([groups, others]), np.concatenate([places, at])))
+            found.append((0.0, np.concatenate([groups, others]), np.concatenate([places, at])))
     return found
 
 
-def _first_plans(problem: Problem, sets: list[tuple[Ints, Ints]]) -> list[State]:
-    """The cheapest greedy plan with each of these sets, beside the groups that the problem has spread."""
-    found, spread, at = [], problem.spread, problem.places
-    for groups, places in sets:
+def _first_plans(problem: Problem, sets: list[Set]) -> list[State]:
+    """The cheapest greedy plan with each of these sets, beside the groups that the problem has spread; of estimated ones until
+    some in a row are no cheaper."""
+    found, spread, at, idle = list[State](), problem.spread, problem.places, 0
+    for cost, groups, places in sets:
+        best = min((plan.cost for plan in found), default=np.inf)
+        if cost and idle >= problem.tuning.row_sets_idle:
+            break
         others = ~np.isin(groups, spread)
         there = problem.root.with_spread(np.concatenate([spread, groups[others]]), np.concatenate([at, places[others]]))
-        if there is not None:
-            found += first_plans(there, 1)
+        plans = [] if there is None else first_plans(there, 1)
+        idle = 0 if any(plan.cost < best for plan in plans) else idle + len(plans)
+        found += plans
     return sorted(found, key=lambda state: state.cost)
 
 
-def _sets(problem: Problem, most_ms: float) -> list[tuple[Ints, Ints]]:
-    """The sets of groups split row-wise, and the place of each, that are estimated to cost least, and no more than `most_ms`."""
+def _sets(problem: Problem, most_ms: float) -> list[Set]:
+    """The sets of groups split row-wise, and the place of each, that are estimated to cost least, and no more than `most_ms`; the
+    cheapest first."""
     options, tuning = problem.options, problem.tuning
     split_rows = [way for way, kind in enumerate(options.kinds) if kind.sharding.splits_rows]
     permitted = options.groups[options.allowed[:, split_rows].any(axis=1)]
-    estimate, found = _SetCosts(problem), dict[bytes, tuple[Ints, Ints]]()
+    estimate, found = _SetCosts(problem), dict[bytes, Set]()
     nbytes = problem.nbytes[problem.whole]
     largest = permitted[np.argsort(-nbytes[permitted], kind="stable")]
     for _, alike in groupby(split_rows, key=lambda way: options.kinds[way].sharding):
@@ -102,9 +110,9 @@ def _sets(problem: Problem, most_ms: float) -> list[tuple[Ints, Ints]]:
             firsts = (big, cheapest)
             orders += [(_first_of(first, heaviest, count), count) for count in counts.tolist() for first in firsts]
         for order, least in orders:
-            for groups, places in _sets_of(problem, estimate, order, some, most_ms, least):
-                found.setdefault(groups.tobytes() + places.tobytes(), (groups, places))
-    return list(found.values())
+            for one in _sets_of(problem, estimate, order, some, most_ms, least):
+                found.setdefault(one[1].tobytes() + one[2].tobytes(), one)
+    return sorted(found.values(), key=itemgetter(0))
 
 
 def _first_of(order: Ints, others: Ints, count: int) -> Ints:
@@ -114,7 +122,7 @@ def _first_of(order: Ints, others: Ints, count: int) -> Ints:
 
 def _sets_of(
     problem: Problem, estimate: "_SetCosts", order: Ints, ways: tuple[int, ...], most_ms: float, least: int = 0
-) -> list[tuple[Ints, Ints]]:
+) -> list[Set]:
     """Of the sets that are the first 1, 2, 3 … groups of an order, from `least` on, those that are estimated to cost least, and
     no more than `most_ms`. All groups of a set are split in one of these ways; where there are domains also the first few in one
     of them, and the rest over a domain:
@@ -135,7 +143,7 @@ def _sets_of(
         for way, first in product(ways, leading)
     ]
     allowed = options.allowed[options.positions(order)]
-    found: list[tuple[Ints, Ints]] = []
+    found: list[Set] = []
     for kind in (in_one_way, over_domains):
         tried: list[tuple[float, Ints, int]] = []
         for wanted, longer in kind:
@@ -146,7 +154,8 @@ def _sets_of(
         for cost, split, count in sorted(tried, key=itemgetter(0))[: tuning.row_sets]:
             if np.isfinite(cost) and cost <= most_ms:
                 by_number = np.argsort(order[:count])
-                found.append((order[:count][by_number], _places(problem, order[:count], split[:count])[by_number]))
+                places = _places(problem, order[:count], split[:count])
+                found.append((cost, order[:count][by_number], places[by_number]))
     return found
 
 
