@@ -137,6 +137,7 @@ class Branches:
 
     def __init__(self, problem: Problem, settings: BoundSettings, *, cuts: bool = False) -> None:
         self.problem, self.beyond_mean, self.cuts = problem, settings.beyond_mean, cuts
+        self.most_cells = settings.all_to_all_cells
         self.may_be: NDArray[np.bool_] = (problem.units >= problem.min_units[problem.group]) & (problem.units > 0)
         self.may_be &= problem.units <= problem.operator_units[problem.group]
         options, devices = problem.options, problem.devices
@@ -287,9 +288,11 @@ class Branches:
     def _all_to_all_ms(self, mean: float) -> Floats:
         """The least backward and forward all-to-all of a device with 0, 4, 8, … columns, if all hold `mean` or more on average.
 
-        Beyond the last number of columns it is no less: convex costs that grow once do not fall again. Empty if they do not grow.
+        Beyond the last it is no less: convex costs that grow once do not fall again. Empty if they do not grow, or are too many.
         """
         own = DIM_STEP * np.arange(int(self.beyond_mean * mean / DIM_STEP) + 3, dtype=np.float64)
+        if own.size * self.problem.devices > self.most_cells:
+            return own[:0]
         forward, backward = transfers_ms(self.problem.model, self._own_and_others(own, mean))
         both: Floats = forward.max(axis=1) + backward[:, 0]
         return both if both[-1] > both[-2] else both[:0]
