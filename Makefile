@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast test-next test-kfp check fix size compile images-check manifests-check apiserver-test gpu extras-check everything nightly findings package docs bench bench-cache bench-corpus bench-machines bench-memory bench-pretrain bench-release bench-sequences bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-page submit lock clean
+.PHONY: help setup run test test-fast test-next test-kfp check fix size compile images-check manifests-check apiserver-test gpu extras-check everything nightly findings package docs bench bench-cache bench-corpus bench-machines bench-memory bench-pretrain bench-release bench-sequences bench-rows bench-search bench-tiers bench-nights bench-hosts bench-seen bench-traces bench-truth bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -73,7 +73,7 @@ apiserver-test: .venv/dev.done ## the rendered RBAC and the fleet probe on a rea
 	@$(BIN)/python tests/apiserver/check.py $(ARGS)
 
 gpu: .venv/run.done ## on a machine with an NVIDIA GPU: measure it, train its cost model, run plans on it; ARGS="--backend cpu" rehearses
-	@$(BIN)/python -m neuroshard.gpu_day $(ARGS)
+	@$(BIN)/python tests/bench/gpu.py $(ARGS)
 
 extras-check: .venv/run.done ## install every extra alone in a fresh venv, and run what it is for: ARGS="--only search --python 3.12", --help
 	@$(BIN)/python tests/infra/extras.py $(ARGS)
@@ -143,6 +143,9 @@ bench-nights: .venv/dev.done ## nights on the local runner: the fleet changes, t
 
 bench-hosts: .venv/dev.done ## trainers on hosts with slow links between them (network namespaces; as root), by plans that know of it or not
 	@$(BIN)/python tests/bench/hosts.py $(ARGS)
+
+bench-seen: .venv/dev.done ## promises by a datasheet beside what trainers see, before and after other jobs corrected it, on this CPU; ARGS=--quick
+	@$(BIN)/python tests/bench/seen.py $(ARGS)
 
 bench-traces: .venv/dev.done ## real lookups beside those drawn by their reuse bins, on this CPU; ARGS="--ratings u.data" (MovieLens 100K's)
 	@$(BIN)/python tests/bench/traces.py $(ARGS)

@@ -32,7 +32,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -68,6 +68,7 @@ from neuroshard.client import Plan, load_plan, load_plan_on_all_ranks, watch
 from neuroshard.client.checkpoint import PLAN, load_resharded, reshard, saved_plan
 from neuroshard.client.model.tables import collections_of as collections_in
 from neuroshard.client.model.tables import match_tables
+from neuroshard.client.seen.watch import watch_plan
 from neuroshard.client.torchrec import check_batches, qcomms, to_torchrec
 from neuroshard.client.torchrec.shards import shards_by_table
 from neuroshard.core.clean import accept_all_characters
@@ -145,6 +146,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
+        "--seen",
+        type=int,
+        metavar="STEPS",
+        help="write to the store what steps took: five of so many, for `neuroshard releases --seen`",
+    )
+    parser.add_argument(
         "--checkpoints", type=Path, help="folder to save in, and to go on from under the plan that was saved with"
     )
     parser.add_argument("--save-every", type=int, default=10, help="steps from one checkpoint to the next")
@@ -204,11 +211,18 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
         raise UsageError(f"{saved}: {done} steps are done already; give more --steps")
     losses, step_ms = [], []
     went_live = watched(arguments, digest)
-    with progress("train", arguments.steps - done, "steps") if rank == 0 else nullcontext() as bar:
+    with ExitStack() as using:
+        bar = using.enter_context(progress("train", arguments.steps - done, "steps")) if rank == 0 else None
+        watching = None
+        if arguments.seen:
+            given = {"every": arguments.seen, "batch_size": arguments.batch_size}
+            watching = using.enter_context(watch_plan(model, whole, arguments.store, arguments.name, **given))
         for step in range(done, arguments.steps):
             new = new_plan(arguments, went_live) if arguments.watch else None
             if new is not None and (taken := take(new, model, optimizer, memory, step, arguments)):
                 whole, digest, (plan, capped) = new, new.digest(), taken
+                if watching:
+                    watching.now_by(whole)
             features, labels = make_batch(collections, local_batch, generator_of(arguments, rank, step))
             dist.barrier()
             began = time.perf_counter()

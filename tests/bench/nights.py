@@ -1,10 +1,10 @@
-"""Nights: two simulated months of faults, damaged files, and runs of the pipeline.
+"""Nights: two simulated months of faults and damaged files, and runs of the pipeline.
 
     make bench-nights                        an hour and a half
-    make bench-nights ARGS=--quick           a quarter of an hour: two simulated weeks, a tenth of the files, and few kills
+    make bench-nights ARGS=--quick           a quarter of an hour: two simulated weeks, and few kills
     make bench-nights ARGS="--only simulation --seed 7"
 
-The simulation and the files are nights in this process, on a formula's costs (nightly/). The runs are each a run of
+The simulation is nights in this process, on a formula's costs (nightly/). The runs are each a run of
 KFP's local runner: what was measured, and which plan is live after. Their costs are the formula's too, and their fleet is of
 nodes that a real API server listed (tests/fleet/nodes-recorded.json), with labels changed where a driver is. Everything else is
 what runs every night: pipelines/neuroshard.yaml with its steps in processes of their own, and a store in a folder, or on a real
@@ -29,7 +29,7 @@ from unittest.mock import patch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from bench.nightly import files, simulation, steps  # noqa: E402
+from bench.nightly import simulation, steps  # noqa: E402
 from bench.publishing import page  # noqa: E402
 from helpers.loopback import NETLOC, url  # noqa: E402
 from helpers.nightly import age  # noqa: E402
@@ -147,12 +147,9 @@ class Table:
 
 
 def main() -> None:
-    parser = page.parser(
-        __doc__, "two simulated weeks, a tenth of the damaged files, and kills in measure and deploy only"
-    )
-    parser.add_argument("--only", choices=("simulation", "files", "runs"), help="one of the three")
-    parser.add_argument("--seed", type=int, default=0, help="of the simulation and of the damaged files")
-    parser.add_argument("--share", type=float, default=1.0, help="of the damaged files, drawn from the seed")
+    parser = page.parser(__doc__, "two simulated weeks, and kills in measure and deploy only")
+    parser.add_argument("--only", choices=("simulation", "runs"), help="one of the two")
+    parser.add_argument("--seed", type=int, default=0, help="of the simulation")
     options = page.asked(parser)
     with tempfile.TemporaryDirectory(prefix="neuroshard-nights-") as folder:
         scratch, good = Path(folder), True
@@ -167,18 +164,6 @@ def main() -> None:
                     "Is a night ever stuck or anything lost, in two simulated months of kills, clocks, fleets and versions?",
                     simulation.COLUMNS,
                     rows,
-                    costs="formula",
-                )
-        if options.only in (None, "files"):
-            share = 0.1 if options.quick else options.share
-            well, rows = quietly(lambda: files.show(scratch / "files", options.seed, share))
-            good = good and well
-            if options.publish:
-                page.publish(
-                    "nights-files",
-                    "Does the next night go on, with every plan kept, whichever object of its store is damaged?",
-                    [files.COLUMNS[0], *files.COLUMNS[3:]],
-                    files.by_store(rows),
                     costs="formula",
                 )
     if options.only in (None, "runs"):

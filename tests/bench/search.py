@@ -19,6 +19,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.gpu_day.stages import gain
 from bench.publishing import page
 from bench.searching import production, published, tasks
 from bench.searching.jobs import Job, answers
@@ -26,7 +27,6 @@ from bench.searching.methods import OTHER_SEED, SWITCHES, Figures, run
 from bench.searching.nets import trained
 from bench.searching.published import ALL_TYPES, OURS, PUBLISHED, ROWS_TOO
 from helpers.restart import restart_with
-from neuroshard.gpu_day.stages import gain
 
 COMPARED = (OURS, ROWS_TOO, PUBLISHED, *published.HEURISTICS, "torchrec", ALL_TYPES)
 BUDGET_S = {4: 2.0, 8: 3.0, 16: 4.0}  # of ours in the cost comparison, by devices

@@ -28,6 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.gpu_day.stages import Gain, gain
 from bench.publishing import page
 from helpers.gloo import on_ranks
 from helpers.restart import restart_with
@@ -36,7 +37,6 @@ from neuroshard.core.value import decode_json
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import write_tables
-from neuroshard.gpu_day.stages import Gain, gain
 from neuroshard.measure.real_devices import kept_memory
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from bench.gpu_day import stages
+from bench.gpu_day.page import SCALES, Day, OutOfTime
 from helpers.commands import in_this_process as neuroshard
 from helpers.costs import formula_costs, random_tables
 from helpers.refusals import refused
@@ -14,8 +16,6 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.files import costs as costs_file
 from neuroshard.files import tables
 from neuroshard.files.costs import CostWriter, read_costs
-from neuroshard.gpu_day import stages
-from neuroshard.gpu_day.page import SCALES, Day, OutOfTime
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from neuroshard.costmodel.analytic import (
     memory_of,
 )
 from neuroshard.measure.formula import Formula
+from neuroshard.models.open import open_cost_model
 from neuroshard.search.run import search
 
 NAMES = sorted(DATASHEETS)
@@ -222,3 +223,14 @@ def test_hardware_gets_its_own_datasheet_or_a_common_one_of_its_kind() -> None:
     assert analytic_for(hardware("synthetic", "NVIDIA-H200, by a formula")) == ("h200", True)
     assert analytic_for(None, "H200 SXM") == ("h200", True)
     assert analytic_for(None) == (UNKNOWN_GPU, False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_corrected_datasheet_takes_so_many_times_longer(name: str) -> None:
+    plain, corrected = (open_cost_model(f"analytic:{name}{by}", BATCH) for by in ("", "*1.5*0.25"))
+    assert isinstance(plain, Analytic)
+    assert isinstance(corrected, Analytic)
+    assert ms(corrected, table()) == pytest.approx(1.5 * ms(plain, table()))
+    dims = np.array([640.0, 128.0, 0.0, 64.0] * 4)  # of more than a node's devices
+    assert corrected.backward_collective_ms(dims) == pytest.approx(0.25 * plain.backward_collective_ms(dims))
+    assert (corrected.name, memory_of(corrected)) == (f"analytic:{name}*1.5*0.25", memory_of(plain))

@@ -460,9 +460,13 @@ def test_the_users_own_model_trains_as_the_plan_for_it_says(tmp_path, train, neu
     ):
         done = neuroshard(*typed.split(), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    done = train(tmp_path / "store", "--steps", 40, "--learning-rate", 2.0, "--model", "their_model:Model")
+    done = train(
+        tmp_path / "store", "--steps", 40, "--learning-rate", 2.0, "--model", "their_model:Model", "--seen", 30
+    )
 
     assert done.returncode == 0, done.stderr
+    seen = neuroshard(*["releases", "--store", "store", "--name", "m", "--seen"], cwd=tmp_path).stdout
+    assert "plan by what was seen: --model analytic:cpu*" in seen
     assert "5 tables in" in done.stderr
     assert " ms on one CPU core" in done.stdout
     first, last = (float(word) for word in re.search(r"loss: (\S+) -> (\S+)", done.stdout).groups())

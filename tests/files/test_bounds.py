@@ -37,13 +37,7 @@ from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.cache import Caches, miss_curve
 from neuroshard.costmodel.given import GivenCosts, load_given
 from neuroshard.costmodel.manifest import Manifest
-from neuroshard.files.cases import (
-    CASE_FIELDS,
-    CasesManifest,
-    read_cases,
-    read_rows,
-    write_cases,
-)
+from neuroshard.files.cases import CASE_FIELDS, CasesManifest, read_cases, read_rows, write_cases
 from neuroshard.files.constraints import ConstraintsFile, read_constraints, resolve
 from neuroshard.files.costs import FIELDS, CostsManifest, CostWriter, read_costs
 from neuroshard.files.tables import read_tables
@@ -57,6 +51,7 @@ from neuroshard.pretrain.labels import collect
 from neuroshard.report.facts import FleetFile, fleet_rows
 from neuroshard.report.text import refusals_text, releases_text
 from neuroshard.report.trust import Evaluated, read_evaluation
+from neuroshard.seen.record import PARTS, Seen, truth_of
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.measuring import Share, left_of_share, write_record
 from neuroshard.store.traces import TracePointer
@@ -194,6 +189,14 @@ ID_MAP = {"kind": "mpzch", "bytes_per_row": 12, "bytes_per_lookup": 1.5, "bytes_
 MAPPED = {"name": "b", "rows": 1000, "dim": 16, "pooling_factor": 2.0, "id_map": ID_MAP}
 LIVE = golden("live-1.json")
 COST = DeviceCost(compute_ms=1, forward_collective_ms=1, backward_collective_ms=1)
+PROMISED = PLAN.model_copy(update={"predicted": (COST,) * PLAN.task.devices})
+SEEN = {
+    "format_version": 1, "model": "ads", "plan_digest": PLAN.digest(), "job": "0" * 16, "time": "2026-01-05T00:00:00Z",
+    "steps": 5, "step_ms": [9, 10, 11], "embeddings_ms": [4, 8, 12], "device": "CPU", "batch_size": 8,
+    "ranks": [
+        {"parts": {part: [1, 2, 3] for part in PARTS}, "embeddings_ms": [4, 8, 12], "waiting_ms": [1, 2, 3], "allocated_bytes": 1}
+    ] * PLAN.task.devices,
+}  # fmt: skip
 EVALUATED = {
     "plan_digest": PLAN.digest(), "all_to_all_measured": True,
     "bench": COSTS.bench.model_dump(mode="json") | {
@@ -239,20 +242,14 @@ FORMATS = {
         {key: LIVE[key] for key in ("format_version", "model", "plan_digest", "time", "decision")},
         shown_as(refusals_text, Refusal),
     ),
+    "seen": Format(Seen, SEEN, shown_as(lambda found: str(truth_of(PROMISED, found)), Seen)),
     "survey": Format(Survey, SURVEY, message(Survey)),
     "job": Format(Job, {"campaign": CAMPAIGN, "share": 1}, message(Job)),
     "verdict": Format(Verdict, {"run": "r", "model": "ads", "end": "live", "why": ""}, message(Verdict)),
     "models": Format(Specs, {"models": [MODEL]}, lambda data, _: read_specs(json.dumps(data["models"]))),
 }
 ELSEWHERE = (Plan, CostsManifest, Manifest)  # in tests/cli/test_hostile_numbers.py
-IN_PARQUET = (
-    ComputeCase,
-    CollectiveCase,
-    *map(type, COSTS.compute[0]),
-    *map(type, COSTS.collective[0]),
-    Cases,
-    type(COSTS),
-)
+IN_PARQUET = (ComputeCase, CollectiveCase, *map(type, (*COSTS.compute[0], *COSTS.collective[0])), Cases, type(COSTS))
 NEVER_READ = (Evaluation, Fleet, Node)  # written only; a node is what Kubernetes says, drawn in tests/fleet
 
 

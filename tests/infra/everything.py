@@ -73,6 +73,7 @@ SMALL = {
     "bench-memory": Small("--quick"),
     "bench-nights": Small("--quick"),
     "bench-hosts": Small("--quick --only networks --budget 20s --steps 3", ("root", "ip")),
+    "bench-seen": Small("--quick"),
     "bench-traces": Small("--quick --ratings {drawn}/u.data"),
     "bench-truth": Small(f"--figures {ROOT.parent}/shared/truth"),
     "bench-page": Small(),

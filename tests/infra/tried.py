@@ -55,7 +55,7 @@ STEPS = {
         "--quick",
         (
             *("requirements", "examples", "pipelines", "tests/bench/machines.py", "tests/bench/simulating"),
-            *package("measure", "system.py", "devices.py", "gpu_day"),
+            *package("measure", "system.py", "devices.py"),
         ),
     ),
     "test-next": Step(

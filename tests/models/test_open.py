@@ -3,13 +3,17 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from helpers.costs import BENCH, random_model
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.part import Part
+from neuroshard.core.table import Table
 from neuroshard.costmodel.analytic import Analytic
-from neuroshard.costmodel.bundle import save_cost_model
+from neuroshard.costmodel.bundle import TrainedCostModel, save_cost_model
+from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.given import Given
 from neuroshard.models.open import at_batch_size, open_cost_model, open_trained
 
@@ -47,3 +51,23 @@ def test_only_a_trained_model_is_asked_for_another_batch_size(folder: Path) -> N
     assert at_batch_size(open_cost_model(folder), None).batch_size == BENCH.batch_size
     with refused(InvalidInput, f"{BENCH.batch_size:,}", "1,024"):
         open_cost_model(folder, 1024)
+
+
+def test_a_corrected_model_takes_so_many_times_longer(folder: Path, given: Path) -> None:
+    plain, corrected = open_cost_model(folder), open_cost_model(f"{folder}*1.5*0.25")
+    assert isinstance(plain, TrainedCostModel)
+    vectors = plain.part_vectors([Part.of(Table(name="a", rows=1000, dim=dim, pooling_factor=4.0)) for dim in (16, 64)])
+    for summed in (vectors, vectors.sum(axis=0)):
+        assert corrected.compute_ms(summed) == pytest.approx(1.5 * plain.compute_ms(summed))
+        assert corrected.compute_slope(summed) == pytest.approx(1.5 * plain.compute_slope(summed))
+    dims = np.array([64.0, 300.0])
+    for way, of in zip(transfers_ms(corrected, dims), transfers_ms(plain, dims), strict=True):
+        assert way == pytest.approx(0.25 * of)
+    assert corrected.name == f"{plain.name}*1.5*0.25"
+    for spec, says in (
+        (f"given:{given}*2*2", "given costs"),
+        (f"{folder}*0*1", "0.001"),
+        (f"{folder}*1*2000", "1,000"),
+    ):
+        with refused(UsageError, "corrected", says):
+            open_cost_model(spec)

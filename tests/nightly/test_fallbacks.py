@@ -13,6 +13,7 @@ from neuroshard.models.serving import Known, known_models
 from neuroshard.nightly import fallbacks
 from neuroshard.nightly.fallbacks import candidates, choose
 from neuroshard.orders.nightly import ModelSpec, Request, Survey
+from neuroshard.seen.record import Correction
 
 SPEC = ModelSpec(name="ads", tables="tables.json", devices=1, memory="1GiB")
 REQUEST = Request(compute_cases=1, collective_cases=0, batch_size=512, seed=0, backend="cuda")
@@ -127,3 +128,18 @@ def test_hardware_that_is_not_known_is_not_taken_for_the_cpu_of_another_backends
     known: Any = Known(release, model)
     found = list(candidates(survey, SPEC, MemoryStore(), {release.fingerprint: known}))
     assert [one.cost_model for one in found] == ["analytic:h100"]
+
+
+def test_a_datasheet_is_corrected_by_what_trainers_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    survey = Survey(
+        request=REQUEST,
+        models=(SPEC,),
+        hardware={"ads": H200.fingerprint},
+        kinds={H200.fingerprint: H200},
+        campaigns=(),
+    )
+    by = Correction(2.0, 3.0, 4, 0.5, 0.1)
+    monkeypatch.setattr(fallbacks, "correction_seen", lambda _, model: by if model == "analytic:h200" else None)
+    found = list(candidates(survey, SPEC, MemoryStore(), {}))
+    assert [one.cost_model for one in found] == ["analytic:h200*2*3", "analytic:h200"]
+    assert "corrected as 4 jobs saw, 10% off where each is left out, instead of 50%" in found[0].what

@@ -1,6 +1,5 @@
 """What trainers load: releases of plans and of cost models."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,13 +7,12 @@ import typer
 
 from neuroshard.cli.app import command, say, say_json, say_text
 from neuroshard.cli.options import AsJson, PlanFile, SingleWriter, StoreUrl, option, takes, was_typed
-from neuroshard.core.errors import InvalidInput, NotFound, UsageError
+from neuroshard.core.errors import UsageError
 from neuroshard.core.units import format_bytes, parse_duration
 from neuroshard.orders.deploy import DeployOptions
 
 if TYPE_CHECKING:
     from neuroshard.core.release import Pointer
-    from neuroshard.store.protocol import Store
 
 ModelName = Annotated[str, option("NAME", "The model whose plans these are, as in ads-ranker.", "--name")]
 GarbageName = Annotated[
@@ -94,42 +92,34 @@ def releases(
     store: StoreUrl,
     name: TrackName,
     refused: Annotated[bool, typer.Option("--refused", help="List the plans that the gate held back.")] = False,
+    seen: Annotated[
+        bool, typer.Option("--seen", help="Compare what the live plan promised with what trainers saw.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List what went live, newest first. These are releases of a model's plans, or of a hardware's cost models."""
     from neuroshard.core.release import HARDWARE
-    from neuroshard.core.value import Value
     from neuroshard.report.text import refusals_text, releases_text
+    from neuroshard.seen.stored import compared, said_of_trainers
     from neuroshard.store.bundles import track_of
     from neuroshard.store.open import open_store
     from neuroshard.store.releases import read_refusals
     from neuroshard.store.track import all_releases
 
-    found: Sequence[Value]
-    if refused and name.partition("/")[0] == HARDWARE:
-        raise UsageError("--refused lists plans only: give the --name of a model, or leave it out")
-    if refused:
-        found = held_back = read_refusals(open_store(store), name)
-        text = refusals_text(held_back)
+    said: Any
+    if (refused or seen) and name.partition("/")[0] == HARDWARE:
+        option = "--refused" if refused else "--seen"
+        raise UsageError(f"{option} lists plans only: give the --name of a model, or leave it out")
+    if seen:
+        text, said = compared(store, name)
+    elif refused:
+        held_back = read_refusals(open_store(store), name)
+        text, said = refusals_text(held_back), [one.model_dump(mode="json") for one in held_back]
     else:
-        found = went_live = all_releases(open_store(store), track_of(name))
-        text = "\n".join(filter(None, [releases_text(went_live), _said_of_traces(open_store(store), name)]))
-    say_json([one.model_dump(mode="json") for one in found]) if as_json else say_text(text)
-
-
-def _said_of_traces(store: "Store", name: str) -> str:
-    """A line on the trace that a trainer of a model recorded; empty where none did."""
-    from neuroshard.core.release import HARDWARE
-    from neuroshard.store.traces import read_trace_pointer
-
-    if name.partition("/")[0] == HARDWARE:
-        return ""
-    try:
-        return f"how its tables are read: {read_trace_pointer(store, name).said}"
-    except NotFound:
-        return ""
-    except InvalidInput as error:
-        return f"how its tables are read: {error}"
+        went_live = all_releases(open_store(store), track_of(name))
+        text = "\n".join(filter(None, [releases_text(went_live), *said_of_trainers(open_store(store), name)]))
+        said = [one.model_dump(mode="json") for one in went_live]
+    say_json(said) if as_json else say_text(text)
 
 
 @command("release", "neuroshard rollback --store s3://bucket/prefix --name ads-ranker")

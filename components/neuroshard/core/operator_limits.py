@@ -68,7 +68,7 @@ WHY: Mapping[Device, str] = {
 
 def device_of(backend: str | None, name: str | None) -> Device:
     """Whose operator a plan by a cost model of this backend and name is for. Only costs of CPUs say that it is not CUDA's."""
-    return "cpu" if backend == "cpu" or (backend == "analytic" and name == "analytic:cpu") else "cuda"
+    return "cpu" if backend == "cpu" or f"{name}*".startswith("analytic:cpu*") else "cuda"
 
 
 def kind_of(table: Table, *, copied: bool = False) -> Kind:

@@ -145,7 +145,8 @@ class Analytic(Unlearned):
 
     def for_task(self, task: ShardingTask, *, waiting: bool) -> "Analytic":
         """As in network.ForTasks. The network between domains is the topology's, else the datasheet's."""
-        found = Analytic(self.name.partition(":")[2], self.batch_size)
+        found = copy.copy(self)
+        found.more, found.network_given = MoreColumns(), False
         if task.topology is not None:
             given = task.topology.network_bytes_per_s
             network = self.sheet.network_rate if given is None else given / 1000
@@ -363,7 +364,7 @@ def memory_of(model: CostModel) -> int | None:
     """Bytes of memory of the device that a model is of: where it was measured, or by its datasheet. None where neither says."""
     if model.manifest is not None:
         return model.manifest.bench.hardware.memory_bytes
-    sheet = DATASHEETS.get(model.name.partition(":")[2]) if model.backend == "analytic" else None
+    sheet = DATASHEETS.get(model.name.partition(":")[2].partition("*")[0]) if model.backend == "analytic" else None
     return sheet.memory_mib * 2**20 if sheet is not None and sheet.memory_mib else None
 
 

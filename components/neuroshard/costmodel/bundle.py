@@ -71,10 +71,11 @@ class TrainedCostModel:
     precision: CollectivePrecision | None = None
     codec: Codec = field(default_factory=Codec)
     encoded_more: Floats | float = field(default=0.0, compare=False)  # as in MoreColumns
+    by: str = ""  # by what its times were corrected (seen/corrected.py)
 
     @cached_property
     def name(self) -> str:
-        return self.manifest.digest()
+        return self.manifest.digest() + self.by
 
     @property
     def report(self) -> ModelReport:

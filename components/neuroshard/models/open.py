@@ -1,4 +1,4 @@
-"""`--model`: a folder that `neuroshard pretrain` wrote, analytic:NAME, given:FILE, or STORE#HARDWARE[@DIGEST]."""
+"""`--model`: a folder that `pretrain` wrote, analytic:NAME, given:FILE, STORE#HARDWARE[@DIGEST], or one of these corrected."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model
 from neuroshard.costmodel.given import load_given
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.models.published import open_published
+from neuroshard.seen.corrected import corrected, factors_of
 
 
 def open_cost_model(spec: str | Path, batch_size: int | None = None) -> CostModel:
@@ -19,6 +20,8 @@ def open_cost_model(spec: str | Path, batch_size: int | None = None) -> CostMode
         raise UsageError(
             "the cost model's name is empty; name a folder, STORE#HARDWARE, analytic:h100 or given:costs.json"
         )
+    if (named := factors_of(str(spec)))[1] and not Path(spec).exists():
+        return corrected(open_cost_model(named[0], batch_size), *named[1])
     kind, colon, rest = str(spec).partition(":")
     if colon and kind == "analytic":
         return analytic_model(rest, batch_size)

@@ -42,6 +42,7 @@ from neuroshard.orders.nightly import VERDICTS_FOLDER, End, ModelSpec, Survey, V
 from neuroshard.orders.sizes import Kind, SizeOrder
 from neuroshard.report.run import run as report
 from neuroshard.search.run import task_of
+from neuroshard.seen.stored import said_of_live
 from neuroshard.size.run import run as size
 from neuroshard.size.shown import sizes_page
 from neuroshard.store.measuring import read_record, write_over, write_record
@@ -80,6 +81,7 @@ def run(
     try:
         mended = mended_or_why_not(store, plans_of(name))
         doubts = [*survey.notes, *([mended] if mended else [])]
+        log(*(f"note: {name}: {line}" for line in [said_of_live(store, name)] if line))
         verdict = _verdict(survey, name, searched, files, store, settings, doubts)
     except (Unreachable, Unsafe):
         raise

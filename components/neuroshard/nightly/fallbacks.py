@@ -23,6 +23,7 @@ from neuroshard.models.open import open_cost_model
 from neuroshard.models.published import list_published
 from neuroshard.models.serving import Known, Shortfall, Wanted, known_models, live_at, serves, usable
 from neuroshard.orders.nightly import ModelSpec, Survey, campaign_folder
+from neuroshard.seen.stored import correction_seen
 from neuroshard.store.measuring import FAILED, read_record
 from neuroshard.store.protocol import Store
 
@@ -85,6 +86,10 @@ def candidates(survey: Survey, spec: ModelSpec, store: Store, live: Mapping[str,
     called, spread = hardware.name if hardware else spec.hardware, DATASHEETS[sheet].spread
     guess = "" if is_own else f", as there is no datasheet of {called}" if called else ", as the hardware is not known"
     off = "far" if spread is None else f"{spread:.0%}"
+    if by := correction_seen(store, f"analytic:{sheet}"):
+        yield Candidate(
+            f"analytic:{sheet}{by.suffix}", f"analytic:{sheet}, made from a datasheet, corrected {by}{guess}"
+        )
     yield Candidate(f"analytic:{sheet}", f"analytic:{sheet}, made from a datasheet, which may be {off} off{guess}")
 
 

@@ -61,7 +61,7 @@ class ReleaseTrack(Generic[R]):
 
     def is_record(self, key: str) -> bool:
         """Whether `key` has the form of a mark or a refusal: a time and 16 hex digits."""
-        folders = rf"{re.escape(self.name)}/(condemned|decisions)"
+        folders = rf"{re.escape(self.name)}/(condemned|decisions|seen)"
         return re.fullmatch(rf"{folders}/[0-9]{{8}}T[0-9]{{6}}Z-[0-9a-f]{{16}}\.json", key) is not None
 
     def keys(self, digest: str) -> tuple[str, ...]:

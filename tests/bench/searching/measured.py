@@ -1,5 +1,5 @@
 """Plans measured again on this CPU: cost nets from what this CPU measured, plans by several methods, and the device sets of all
-plans of a task run in turns (neuroshard/gpu_day/compare.py).
+plans of a task run in turns (bench/gpu_day/stages.py).
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.gpu_day.stages import slowest_ms
 from bench.searching import peers_torchrec, tasks
 from bench.searching.scoring import Row, cost_ms, rows_of
 from helpers.parts import wholes
@@ -20,7 +21,6 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.files.tables import write_tables
-from neuroshard.gpu_day.stages import slowest_ms
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run as measure
 from neuroshard.pretrain.run import run as pretrain

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bench.gpu_day.stages import Gain
 from bench.searching.methods import Figures
-from neuroshard.gpu_day.stages import Gain
 
 if TYPE_CHECKING:  # torch, which a process that only searches should not load
     from bench.searching.measured import Measured

@@ -1,27 +1,30 @@
 """The day a GPU is there: measure it, train its cost model, and compare plans on it.
 
     make gpu                                     on a machine with an NVIDIA GPU and this project's environment
-    python -m neuroshard.gpu_day --wheels W      where make is missing: installs packages from a folder of wheels
-    python -m neuroshard.gpu_day --backend cpu   the rehearsal: the same stages, a tenth of the cases
+    python tests/bench/gpu.py --wheels W         where make is missing: installs packages from a folder of wheels
+    python tests/bench/gpu.py --backend cpu      the rehearsal: the same stages, a tenth of the cases
 
 A call takes --minutes at most, and the same command continues where it ended; all stages take about 45 on one GPU. All results
 are in one folder: bring back the cost model, its costs, plans.jsonl and page.md.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "components")]
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "components"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 NEEDED = ("numpy", "pandas", "pyarrow", "pydantic", "typer", "rich", "fbgemm-gpu")
 AGAIN = 3  # exit status: time was up, the same command continues
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m neuroshard.gpu_day", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, nargs="?", default=Path("run/gpu"), help="folder of the results [run/gpu]")
     parser.add_argument(
         "--backend", choices=("cuda", "cpu", "synthetic"), default="cuda", help="what to measure [cuda]"
@@ -37,9 +40,9 @@ def main() -> int:
         return 1
     from dataclasses import replace
 
+    from bench.gpu_day.page import SCALES, Day
+    from bench.gpu_day.stages import run
     from neuroshard.core.errors import NeuroshardError
-    from neuroshard.gpu_day.page import SCALES, Day
-    from neuroshard.gpu_day.stages import run
 
     scale = SCALES[options.backend]
     scale = replace(scale, tasks=options.tasks or scale.tasks, compute_cases=options.cases or scale.compute_cases)

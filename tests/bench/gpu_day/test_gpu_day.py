@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.gpu_day import stages
+from bench.gpu_day.operators import check
+from bench.gpu_day.page import SCALES, Day
+from bench.gpu_day.stages import OURS, THEIRS, gain, run
 from helpers.commands import Done
 from helpers.costs import BENCH
 from neuroshard.core.cost import Costs
 from neuroshard.costmodel.bundle import load_cost_model
-from neuroshard.gpu_day import stages
-from neuroshard.gpu_day.operators import check
-from neuroshard.gpu_day.page import SCALES, Day
-from neuroshard.gpu_day.stages import OURS, THEIRS, gain, run
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import RunSummary
 
@@ -122,7 +122,7 @@ def test_an_operator_that_computes_something_else_is_found(monkeypatch: pytest.M
     def step(device: str, *kind: object) -> list[torch.Tensor]:
         return [torch.ones(2) * (1.01 if device == "broken" else 1.0)]
 
-    monkeypatch.setattr("neuroshard.gpu_day.operators._step", step)
+    monkeypatch.setattr("bench.gpu_day.operators._step", step)
     assert all(each.good for each in check("cpu"))
     assert not any(", cached" in each.what for each in check("cpu"))
     beyond = [each.what for each in check("cuda") if each.what.endswith((", cached", ", host"))]

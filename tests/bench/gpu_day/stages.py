@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.gpu_day.operators import check
+from bench.gpu_day.page import Day, OutOfTime, render
 from neuroshard.core.case import Cases, ComputeCase
 from neuroshard.core.cost import Bench
 from neuroshard.core.errors import Infeasible, MeasureError, NeuroshardError
@@ -28,8 +30,6 @@ from neuroshard.files.disk import only_writer, write_bytes
 from neuroshard.files.importers.presets import preset
 from neuroshard.files.importers.tables_source import import_tables
 from neuroshard.files.tables import read_tables, write_tables
-from neuroshard.gpu_day.operators import check
-from neuroshard.gpu_day.page import Day, OutOfTime, render
 from neuroshard.measure.backends import MeasureSettings, open_backend
 from neuroshard.measure.evaluate import device_tables
 from neuroshard.measure.run import run as measure

@@ -1,0 +1,1 @@
+"""Steps timed in a trainer."""
