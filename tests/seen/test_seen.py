@@ -160,7 +160,7 @@ def test_the_command_says_it_of_the_live_plan(tmp_path: Path) -> None:
     put_seen(store, seen_of(make_plan("another"), (5, 2, 1, 7, 0.5)))
     (store.root / "m/seen/20261129T080000Z-0123456789abcdef.json").write_text("{")
     done = in_this_process(*place)
-    assert "slowest rank's embeddings" in done.stdout
+    assert done.stdout.startswith(f"plan {plan.digest()[:12]} of m\nseen in 5 steps of 1 job")
     assert "plan by what was seen: --model analytic:h100*1.7*0.8125 (as 1 job saw)" in done.stdout
     assert "left out" in done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80

@@ -90,10 +90,10 @@ def compared(store_url: StoreUrl, model: str) -> tuple[str, dict[str, Any]]:
             f"{store.url}: no trainer has written what steps of plan {digest[:12]} of {model!r} took; let it train in "
             "watch_plan (docs/trainer.md)"
         )
-    truth, model = truth_of(plan, found), factors_of(plan.provenance.cost_model or "")[0]
-    by, better = correction_seen(store, model), ""
+    truth, made_by = truth_of(plan, found), factors_of(plan.provenance.cost_model or "")[0]
+    by, better = correction_seen(store, made_by), ""
     if by:
-        name = model if model.startswith("analytic:") else "…"  # of others a digest is known, and not where they lie
+        name = made_by if made_by.startswith("analytic:") else "…"  # of others a digest is known, not where they lie
         better = f"\nplan by what was seen: --model {name}{by.suffix} ({by})"
     values = {
         "plan": digest,
