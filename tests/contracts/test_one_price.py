@@ -157,7 +157,8 @@ def test_all_that_say_which_device_is_fullest_say_the_same() -> None:
         task = (drawn := drawn_plan(seed, knows_tasks=True)).task
         rules = task.constraints.model_copy(update={"reserve_bytes": 2**36})
         plan = drawn.model_copy(update={"task": task.model_copy(update={"constraints": rules})})
-        used, usable, device = plan.memory_bytes(), plan.task.usable_bytes, plan.fullest
+        used, usable, (device, *both) = plan.memory_bytes(), plan.task.usable_bytes, plan.fullest
+        assert both == [used[device], usable[device]]
         assert used[device] / usable[device] == max(np.divide(used, usable))
         room = f"{format_bytes(used[device])} of {format_bytes(usable[device])}"
         assert str(plan).endswith(f"device {device} is fullest, {room}")

@@ -131,13 +131,8 @@ def test_hardware_that_is_not_known_is_not_taken_for_the_cpu_of_another_backends
 
 
 def test_a_datasheet_is_corrected_by_what_trainers_saw(monkeypatch: pytest.MonkeyPatch) -> None:
-    survey = Survey(
-        request=REQUEST,
-        models=(SPEC,),
-        hardware={"ads": H200.fingerprint},
-        kinds={H200.fingerprint: H200},
-        campaigns=(),
-    )
+    there = {"hardware": {"ads": H200.fingerprint}, "kinds": {H200.fingerprint: H200}}
+    survey = Survey(request=REQUEST, models=(SPEC,), campaigns=(), **there)
     by = Correction(2.0, 3.0, 4, 0.5, 0.1)
     monkeypatch.setattr(fallbacks, "correction_seen", lambda _, model: by if model == "analytic:h200" else None)
     found = list(candidates(survey, SPEC, MemoryStore(), {}))

@@ -228,10 +228,7 @@ def price(
 def size(
     tables_json: TablesFile,
     *,
-    model: Annotated[
-        list[str],
-        _model("Cost model of a kind of hardware, as for search; may be repeated."),
-    ],
+    model: Annotated[list[str], _model("Cost model of a kind of hardware, as for search; may be repeated.")],
     processes: Annotated[
         int | None,
         option(

@@ -108,16 +108,17 @@ def releases(
 
     said: Any
     if (refused or seen) and name.partition("/")[0] == HARDWARE:
-        option = "--refused" if refused else "--seen"
-        raise UsageError(f"{option} lists plans only: give the --name of a model, or leave it out")
+        which = "--refused" if refused else "--seen"
+        raise UsageError(f"{which} lists plans only: give the --name of a model, or leave it out")
+    opened = open_store(store)
     if seen:
-        text, said = compared(store, name)
+        text, said = compared(opened, name)
     elif refused:
-        held_back = read_refusals(open_store(store), name)
+        held_back = read_refusals(opened, name)
         text, said = refusals_text(held_back), [one.model_dump(mode="json") for one in held_back]
     else:
-        went_live = all_releases(open_store(store), track_of(name))
-        text = "\n".join(filter(None, [releases_text(went_live), *said_of_trainers(open_store(store), name)]))
+        went_live = all_releases(opened, track_of(name))
+        text = "\n".join(filter(None, [releases_text(went_live), *said_of_trainers(opened, name)]))
         said = [one.model_dump(mode="json") for one in went_live]
     say_json(said) if as_json else say_text(text)
 

@@ -14,9 +14,9 @@ and torchrec.
 """
 
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from neuroshard.client.model.tables import collections_of
-from neuroshard.core.clean import log
+from neuroshard.client.model.warn import warn_and_go_on
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.store_url import StoreUrl
 from neuroshard.core.table import Table
@@ -52,6 +52,9 @@ WRITE_SECONDS = 300.0  # of a store, for all requests
 
 class AccessWarning(UserWarning):
     """Lookups are not recorded any more, or were not written; training is as it was."""
+
+
+_report = partial(warn_and_go_on, AccessWarning)
 
 
 class _Reading(NamedTuple):
@@ -119,7 +122,7 @@ class AccessTrace:
         except Exception as error:
             said = str(error) if isinstance(error, NeuroshardError) else f"{type(error).__name__}: {one_line(error)}"
             self._is_over = True
-            self._report(f"lookups are no longer recorded: step {self._step - 1}: {said}")
+            _report(f"lookups are no longer recorded: step {self._step - 1}: {said}")
             return
         if batch is None:
             self._smaller += 1
@@ -138,9 +141,7 @@ class AccessTrace:
         if self._is_over:
             return
         if not isinstance(wait_seconds, int | float) or not 0 <= wait_seconds <= threading.TIMEOUT_MAX:
-            self._report(
-                f"wait_seconds of a write is a number of seconds, not {shown(wait_seconds)}; it waits for none"
-            )
+            _report(f"wait_seconds of a write is a number of seconds, not {shown(wait_seconds)}; it waits for none")
             wait_seconds = 0.0
         if self._writing is not None and self._writing.is_alive():
             self._failed.append("the write before it is not done")
@@ -161,7 +162,7 @@ class AccessTrace:
 
     def _report_failures(self) -> None:
         while self._failed:
-            self._report(f"the recorded lookups are not in the store: {self._failed.pop(0)}")
+            _report(f"the recorded lookups are not in the store: {self._failed.pop(0)}")
 
     def _put(self, batches: list[dict[str, Lookups]], steps: int) -> None:
         """Write a trace, in a thread of its own."""
@@ -211,7 +212,7 @@ class AccessTrace:
             rows, owner = (np.concatenate(parts) for parts in zip(*each, strict=True))
             inside = (rows >= 0) & (rows < reading.table.rows)
             if not inside.all() and not self._outside:
-                self._report(
+                _report(
                     f"table {reading.table.name!r} is asked for row {int(rows[~inside][0]):,}, which it lacks: such lookups are "
                     "left out of the trace"
                 )
@@ -220,12 +221,6 @@ class AccessTrace:
             by_sample = np.argsort(owner, kind="stable")
             found[reading.table.name] = Lookups(rows[by_sample], np.bincount(owner, minlength=self._samples))
         return found
-
-    def _report(self, what: str) -> None:
-        try:
-            warnings.warn(f"{what}; training goes on", AccessWarning, stacklevel=3)
-        except AccessWarning as warning:  # where warnings are errors
-            log(f"warning: {warning}")
 
 
 def _first(batch: Any, samples: int) -> dict[str, tuple[Ints, Ints]]:

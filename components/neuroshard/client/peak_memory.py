@@ -25,6 +25,7 @@ from neuroshard.client.ranks import gathered
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan, peaks_of
 from neuroshard.core.units import format_bytes
+from neuroshard.seen.record import devices_of_ranks, promised_tensors
 
 # gloo's thread is sometimes the last to hold a tensor, and torch reports no free from there. After a pause it has let go.
 PAUSE_S = 0.005
@@ -52,19 +53,17 @@ def against_plan(plan: Plan, peak: Peak, process_group: dist.ProcessGroup | None
             f"plan {plan.digest()[:12]} does not say what a step needs: search it again, with a --pipeline, by this version"
         )
     each = gathered(process_group, (peak.nbytes, peak.reserved))
-    ranks, groups, size = len(each), plan.task.groups, plan.task.devices
+    ranks = len(each)
     if ranks != plan.task.ranks:
         raise UsageError(
             f"plan {plan.digest()[:12]} is for {plan.task.ranks:,} ranks, and {ranks:,} said their peak: every one of its ranks "
             "calls against_plan"
         )
-    places = [groups.of_rank(rank, size)[1] if groups else rank for rank in range(ranks)]
+    places = devices_of_ranks(plan.task)
     on_gpus = peak.reserved > 0
     peaks = peaks_of(plan.held, plan.shards, gloo=not on_gpus)
     whole = plan.memory_bytes()
-    said = [all_of - one.causes.get("allocator", 0) for all_of, one in zip(whole, peaks, strict=True)]
-    if not on_gpus:
-        said = [one.nbytes for one in peaks]
+    said = promised_tensors(plan) if on_gpus else [one.nbytes for one in peaks]
     rank = max(range(ranks), key=lambda one: each[one][0] / max(said[places[one]], 1))
     (measured, reserved), place = each[rank], places[rank]
     what = "weights, state and a step" if on_gpus else "a step"
@@ -104,10 +103,8 @@ def _allocations(events: Any) -> list[tuple[int, int]]:
 
 def _most_live(allocations: list[tuple[int, int]]) -> int:
     """The most bytes that lived at once. Frees of what was made before the block do not count, nor does what was lost."""
-    lost, holds = (
-        set[int](),
-        dict[int, int](),
-    )  # where an address is given out again, no free of what lay there was reported
+    # where an address is given out again, no free of what lay there was reported
+    lost, holds = set[int](), dict[int, int]()
     for place, (address, nbytes) in enumerate(allocations):
         before = holds.pop(address, None)
         if nbytes > 0:

@@ -349,10 +349,10 @@ class Plan(Value):
         return tuple(memory.total for memory in self.device_memory())
 
     @property
-    def fullest(self) -> int:
-        """The device that takes the largest share of its memory that is not reserved."""
-        used, usable = self.memory_bytes(), self.task.usable_bytes
-        return max(range(len(used)), key=lambda device: used[device] / max(usable[device], 1))
+    def fullest(self) -> tuple[int, int, int]:
+        """The device that takes the largest share of its memory that is not reserved, what it takes, and that memory: bytes."""
+        each = zip(range(self.task.devices), self.memory_bytes(), self.task.usable_bytes, strict=True)
+        return max(each, key=lambda one: one[1] / max(one[2], 1))
 
     def device_memory(self) -> tuple[Memory, ...]:
         """What takes the memory of each device."""
@@ -416,8 +416,7 @@ class Plan(Value):
         what, cost = self._summary()
         kinds, beyond = Counter(shardings_of(self).values()), len(self.parted.constraints.beyond_hbm)
         held = ", ".join(f"{count:,} {kind.name}" for kind, count in kinds.most_common())
-        fullest = self.fullest
-        room = f"{format_bytes(self.memory_bytes()[fullest])} of {format_bytes(self.task.usable_bytes[fullest])}"
+        fullest, used, usable = self.fullest
         model = self.provenance.cost_model
         by = f" (cost model {short_name(model)})" if model and self.predicted_ms else ""
         return "\n".join(
@@ -425,7 +424,7 @@ class Plan(Value):
                 what,
                 f"{cost}{by}",
                 f"tables: {held}{f'; {beyond:,} beyond HBM' * bool(beyond)}",
-                f"memory: device {fullest} is fullest, {room}",
+                f"memory: device {fullest} is fullest, {format_bytes(used)} of {format_bytes(usable)}",
             ]
         )
 

@@ -122,10 +122,8 @@ def own_input_bytes(tables: Iterable[Table], samples: float, *, in_parts: bool =
     is there once, and the first one's; parts of a table read its features, but each has ids of its own."""
     read, found = set[tuple[object, ...]](), dict[str, float]()
     for table in tables:
-        key, of_id = (
-            (table.module, table.weighted, table.pooling == "none"),
-            LOOKUP_BYTES + WEIGHT_BYTES * table.weighted,
-        )
+        key = table.module, table.weighted, table.pooling == "none"
+        of_id = LOOKUP_BYTES + WEIGHT_BYTES * table.weighted
         again = [one.pooling_factor for one in table.features if (*key, one.name) in read and not in_parts]
         read |= {(*key, one.name) for one in table.features}
         lookups = table.every_lookup * (1 - sum(again) / (table.pooling_factor or 1.0))

@@ -364,8 +364,7 @@ def memory_of(model: CostModel) -> int | None:
     """Bytes of memory of the device that a model is of: where it was measured, or by its datasheet. None where neither says."""
     if model.manifest is not None:
         return model.manifest.bench.hardware.memory_bytes
-    sheet = DATASHEETS.get(model.name.partition(":")[2].partition("*")[0]) if model.backend == "analytic" else None
-    return sheet.memory_mib * 2**20 if sheet is not None and sheet.memory_mib else None
+    return model.sheet.memory_mib * 2**20 or None if isinstance(model, Analytic) else None
 
 
 def analytic_model(name: str, batch_size: int | None) -> Analytic:

@@ -1,4 +1,4 @@
-"""Deletes old artifacts, releases and refusals that no rollback within reach needs.
+"""Deletes old artifacts, releases, refusals and what trainers saw, that no rollback within reach needs.
 
     neuroshard gc --store s3://bucket/prefix --name ads-ranker --keep 10 --older-than 7d [--apply]
 

@@ -81,7 +81,8 @@ def run(
     try:
         mended = mended_or_why_not(store, plans_of(name))
         doubts = [*survey.notes, *([mended] if mended else [])]
-        log(*(f"note: {name}: {line}" for line in [said_of_live(store, name)] if line))
+        if seen := said_of_live(store, name):
+            log(f"note: {name}: {seen}")
         verdict = _verdict(survey, name, searched, files, store, settings, doubts)
     except (Unreachable, Unsafe):
         raise

@@ -87,9 +87,8 @@ def candidates(survey: Survey, spec: ModelSpec, store: Store, live: Mapping[str,
     guess = "" if is_own else f", as there is no datasheet of {called}" if called else ", as the hardware is not known"
     off = "far" if spread is None else f"{spread:.0%}"
     if by := correction_seen(store, f"analytic:{sheet}"):
-        yield Candidate(
-            f"analytic:{sheet}{by.suffix}", f"analytic:{sheet}, made from a datasheet, corrected {by}{guess}"
-        )
+        name = f"analytic:{sheet}{by.suffix}"
+        yield Candidate(name, f"analytic:{sheet}, made from a datasheet, corrected {by}{guess}")
     yield Candidate(f"analytic:{sheet}", f"analytic:{sheet}, made from a datasheet, which may be {off} off{guess}")
 
 

@@ -79,8 +79,7 @@ def _bound(plan: Plan) -> Card:
 
 
 def _memory(plan: Plan) -> Card:
-    device = plan.fullest
-    need, limit = plan.memory_bytes()[device], plan.task.usable_bytes[device]
+    device, need, limit = plan.fullest
     note = f"device {device}: {format_bytes(need)} of {format_bytes(limit)}, computed"
     return Card("Fullest device", percent(need / max(limit, 1)), note)
 

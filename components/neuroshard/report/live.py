@@ -182,13 +182,13 @@ def sides(plan: Plan, change: PlanChange) -> list[Side]:
 
 def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
     counted = Counter(shardings_of(plan).values())
-    used, limits, fullest = plan.memory_bytes(), plan.task.usable_bytes, plan.fullest
+    _, used, usable = plan.fullest
     topology, beyond = plan.task.topology, plan.parted.constraints.beyond_hbm
     tiers = Counter(rule.in_tier for rule in beyond.values())
     return {
         "slowest device": f"{max(ms):.3f} ms, predicted" if ms else NOT_KNOWN,
         "mean device": f"{sum(ms) / len(ms):.3f} ms, predicted" if ms else NOT_KNOWN,
-        "fullest device": f"{format_bytes(used[fullest])} of {format_bytes(limits[fullest])}",
+        "fullest device": f"{format_bytes(used)} of {format_bytes(usable)}",
         "tables": f"{len(plan.task.tables):,}",
         "shards": f"{len(plan.shards):,}",
         **{f"tables {sharding.words}": f"{counted[sharding]:,}" for sharding in SHARDINGS},

@@ -75,16 +75,17 @@ def fullest_step(plan: Plan) -> str | None:
     """What fills the fullest device, by cause, and what is left; None where steps are not counted."""
     if not plan.task.counts_steps:
         return None
-    device, limits, usable = plan.fullest, plan.task.device_memory_bytes, plan.task.usable_bytes
+    device, used, usable = plan.fullest
+    limit = plan.task.device_memory_bytes[device]
     held, peak = plan.device_memory()[device], plan.step_peaks()[device]
     kept: dict[str, int] = {"weights": held.weights, "optimizer": held.optimizer, "id maps": held.maps}
-    kept["reserve"] = limits[device] - usable[device]
+    kept["reserve"] = limit - usable
     kept.update((str(cause), nbytes) for cause, nbytes in peak.causes.items())
     causes = ", ".join(
         f"{cause} {format_bytes(nbytes)}" for cause, nbytes in sorted(kept.items(), key=lambda one: -one[1]) if nbytes
     )
-    left = format_bytes(usable[device] - held.total)
-    return f"device {device} is fullest, {left} of {format_bytes(limits[device])} left; at its step's {peak.moment}: {causes}"
+    left = f"{format_bytes(usable - used)} of {format_bytes(limit)}"
+    return f"device {device} is fullest, {left} left; at its step's {peak.moment}: {causes}"
 
 
 HOSTS_SHOWN = 8

@@ -26,12 +26,16 @@ def factors_of(name: str) -> tuple[str, tuple[float, ...]]:
     return (found[1], (float(found[2]), float(found[3]))) if found else (name, ())
 
 
+def are_bounded(lookups: float, exchanges: float) -> bool:
+    """Whether a cost model can be corrected by these factors."""
+    return LEAST <= min(lookups, exchanges) <= max(lookups, exchanges) <= MOST
+
+
 def corrected(model: CostModel, lookups: float, exchanges: float) -> CostModel:
     """The same model whose lookups and exchanges take so many times longer. Raises UsageError."""
-    if not (LEAST <= min(lookups, exchanges) <= max(lookups, exchanges) <= MOST):
-        raise UsageError(
-            f"a cost model is corrected by factors of {LEAST:g} to {MOST:,.0f}, not {lookups:g} and {exchanges:g}"
-        )
+    if not are_bounded(lookups, exchanges):
+        given = f"{lookups:g} and {exchanges:g}"
+        raise UsageError(f"a cost model is corrected by factors of {LEAST:g} to {MOST:,.0f}, not {given}")
     by = suffix(lookups, exchanges)
     _, (lookups, exchanges) = factors_of(f"model{by}")  # as the name says them
     if isinstance(model, Analytic):

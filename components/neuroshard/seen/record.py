@@ -1,4 +1,4 @@
-"""What the steps of a trainer took, as client/watch_plan.py measures them, beside what the plan promised."""
+"""What the steps of a trainer took, as client/seen/watch.py measures them, beside what the plan promised."""
 
 from collections.abc import Sequence
 from statistics import fmean, median
@@ -10,13 +10,14 @@ from neuroshard.core.cost import Milliseconds, NumberOfBytes
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.hardware_names import is_same_name
 from neuroshard.core.operator_limits import device_of
-from neuroshard.core.plan import Plan, peaks_of
+from neuroshard.core.plan import Plan
 from neuroshard.core.release import MODEL_NAME, Sealed
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Digest, Moment, Value
 from neuroshard.costmodel.analytic import sheet_of
-from neuroshard.seen.corrected import LEAST, MOST, factors_of, suffix
+from neuroshard.seen.corrected import are_bounded, factors_of, suffix
 
 # of a step's embeddings, in the order in which they are made; an exchange includes what it waits for other ranks
 PARTS = ("lookup_forward", "exchange_forward", "exchange_backward", "lookup_backward")
@@ -97,9 +98,7 @@ class Truth(NamedTuple):
         """In one line: what was seen for what was promised."""
         seen = self.embeddings_ms[1]
         off = f"{seen / self.promised_ms - 1:+.0%}, " if self.promised_ms else ""
-        where = f"{counted(self.steps, 'step')} of {counted(self.jobs, 'job')}" + (
-            f"; {self.note}" if self.note else ""
-        )
+        where = "; ".join(filter(None, [f"{counted(self.steps, 'step')} of {counted(self.jobs, 'job')}", self.note]))
         return f"trainers saw {seen:.4g} ms for {self.promised_ms:.4g} promised ({off}{where})"
 
     def __str__(self) -> str:
@@ -126,19 +125,15 @@ def truth_of(plan: Plan, seen: Sequence[Seen]) -> Truth:
     """The plan's promise beside what its trainers saw, which is at least one. Raises InvalidInput for a plan without predictions,
     and for what other ranks saw."""
     if other := next((one for one in seen if not comparable(plan, one)), None):
-        raise InvalidInput(
-            f"plan {plan.digest()[:12]} promises no parts of a step, or to {plan.task.ranks:,} ranks; job {other.job} had "
-            f"{len(other.ranks):,}"
-        )
-    ranks, groups, costs = plan.task.ranks, plan.task.groups, plan.predicted or ()
-    places = [groups.of_rank(rank, plan.task.devices)[1] if groups else rank for rank in range(ranks)]
+        planned = f"plan {plan.digest()[:12]} promises no parts of a step, or to {plan.task.ranks:,} ranks"
+        raise InvalidInput(f"{planned}; job {other.job} had {len(other.ranks):,}")
+    ranks, places, costs = plan.task.ranks, devices_of_ranks(plan.task), plan.predicted or ()
     promised = [cost.total_ms - cost.averaging_ms for cost in costs]  # averaging of replicas is not timed
     totals = [median(one.ranks[rank].embeddings_ms[1] for one in seen) for rank in range(ranks)]
 
     def seen_of(*parts: str) -> float:
-        return fmean(
-            median(sum(one.ranks[rank].parts[part][1] for part in parts) for one in seen) for rank in range(ranks)
-        )
+        by_rank = ([sum(one.ranks[rank].parts[part][1] for part in parts) for one in seen] for rank in range(ranks))
+        return fmean(map(median, by_rank))
 
     def promised_of(part: str) -> float:
         return fmean(getattr(costs[place], part) for place in places)
@@ -171,8 +166,9 @@ def comparable(plan: Plan, seen: Seen) -> bool:
 
 def _on_its_device(plan: Plan, seen: Seen) -> bool:
     by = plan.provenance
-    if device_of(by.cost_model_backend, by.cost_model) == "cpu" or seen.device == CPU:
-        return device_of(by.cost_model_backend, by.cost_model) == "cpu" and seen.device == CPU
+    promised, trained = device_of(by.cost_model_backend, by.cost_model), "cpu" if seen.device == CPU else "cuda"
+    if promised != trained or promised == "cpu":
+        return promised == trained
     if by.cost_model_backend == "analytic":
         return factors_of(by.cost_model or "")[0] == f"analytic:{sheet_of(seen.device)}"
     return is_same_name(seen.device, by.cost_model_device or "")
@@ -183,22 +179,27 @@ def _other_batch(plan: Plan, seen: Seen) -> str:
     return "" if planned == trained else f"trained with batches of {trained:,}, and planned for {planned:,}"
 
 
+def devices_of_ranks(task: ShardingTask) -> list[int]:
+    """Of each rank of a trainer the device of the plan that it is."""
+    groups = task.groups
+    return [groups.of_rank(rank, task.devices)[1] if groups else rank for rank in range(task.ranks)]
+
+
+def promised_tensors(plan: Plan) -> list[int]:
+    """What tensors take of each device, in bytes: all but what CUDA's allocator holds beyond a step's."""
+    each = zip(plan.memory_bytes(), plan.step_peaks(), strict=True)
+    return [nbytes - peak.causes.get("allocator", 0) for nbytes, peak in each]
+
+
 def _memory(plan: Plan, seen: Sequence[Seen], places: Sequence[int]) -> str:
-    if not plan.task.counts_steps:
+    allocated = [max(one.ranks[rank].allocated_bytes or 0 for one in seen) for rank in range(len(places))]
+    if not any(allocated) or not plan.task.counts_steps:
         return ""
-    whole = plan.memory_bytes()
-    peaks = peaks_of(plan.held, plan.shards)
-    said = [nbytes - peak.causes.get("allocator", 0) for nbytes, peak in zip(whole, peaks, strict=True)]
-    most = [
-        (max(found) / max(said[place], 1), rank, max(found))
-        for rank, place in enumerate(places)
-        if (found := [nbytes for one in seen if (nbytes := one.ranks[rank].allocated_bytes) is not None])
-    ]
-    if not most:
-        return ""
-    share, rank, nbytes = max(most)
-    there = f"{format_bytes(nbytes)} allocated with its dense layers"
-    return f"memory of rank {rank}: {there}, {format_bytes(said[places[rank]])} promised ({share - 1:+.0%})"
+    of_devices = promised_tensors(plan)
+    said = [max(of_devices[place], 1) for place in places]
+    rank = max(range(len(places)), key=lambda one: allocated[one] / said[one])
+    there = f"{format_bytes(allocated[rank])} allocated with its dense layers, {format_bytes(said[rank])} promised"
+    return f"memory of rank {rank}: {there} ({allocated[rank] / said[rank] - 1:+.0%})"
 
 
 class Correction(NamedTuple):
@@ -216,7 +217,7 @@ class Correction(NamedTuple):
 
     @property
     def helps(self) -> bool:
-        known = LEAST <= min(self.lookups, self.exchanges) <= max(self.lookups, self.exchanges) <= MOST
+        known = are_bounded(self.lookups, self.exchanges)
         return known and (self.corrected_error is None or self.corrected_error < self.error)
 
     @property
@@ -253,9 +254,8 @@ def correction(model: str, jobs: Sequence[tuple[Plan, Seen]]) -> Correction | No
     if not every:
         return None
     apart = [off_by(one, _factors([*every[:place], *every[place + 1 :]])) for place, one in enumerate(every)]
-    return Correction(
-        *_factors(every), len(every), fmean(off_by(one) for one in every), fmean(apart) if len(every) > 1 else None
-    )
+    error, corrected = fmean(map(off_by, every)), fmean(apart) if len(every) > 1 else None
+    return Correction(*_factors(every), len(every), error, corrected)
 
 
 def of_job(plan: Plan, seen: Seen, lookups_by: float = 1.0, exchanges_by: float = 1.0) -> OfJob:

@@ -139,12 +139,13 @@ class Row:
     @property
     def memory_left_bytes(self) -> int:
         """Of the fullest device, what is neither used nor reserved."""
-        return self.found.task.usable_bytes[self.found.fullest] - self.memory_used_bytes
+        _, used, usable = self.found.fullest
+        return usable - used
 
     @property
     def memory_used_bytes(self) -> int:
         """Of the fullest device."""
-        return self.found.memory_bytes()[self.found.fullest]
+        return self.found.fullest[1]
 
     @property
     def host_bytes(self) -> int:

@@ -147,11 +147,7 @@ def sizes_page(sizes: Sizes) -> str:
         "legend": "Predicted. Shaded: between a plan's ms and the bound that no plan goes below. Crosses, and the grey ground: "
         f"does not fit. Rings: no other size is better in both time and {second}.",
         "cards": list(_cards(sizes)),
-        "notes": [
-            *sizes.notes,
-            *(f"beyond what was measured: {line}" for line in sizes.caveats),
-            *sizes.plan_notes,
-        ],
+        "notes": [*sizes.notes, *(f"beyond what was measured: {line}" for line in sizes.caveats), *sizes.plan_notes],
         "pictures": pictures,
         "heading": "Sizes",
         "columns": [column[0] for column in columns],

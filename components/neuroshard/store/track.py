@@ -60,7 +60,7 @@ class ReleaseTrack(Generic[R]):
         return number if number and key == self.release_key(number) else None
 
     def is_record(self, key: str) -> bool:
-        """Whether `key` has the form of a mark or a refusal: a time and 16 hex digits."""
+        """Whether `key` has the form of a mark, a refusal or what trainers saw: a time and 16 hex digits."""
         folders = rf"{re.escape(self.name)}/(condemned|decisions|seen)"
         return re.fullmatch(rf"{folders}/[0-9]{{8}}T[0-9]{{6}}Z-[0-9a-f]{{16}}\.json", key) is not None
 

@@ -2,8 +2,8 @@
 
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,22 +62,31 @@ def trained(
     time.perf_counter = time.thread_time
     model = sharded_model(case)
     made = batches(case.plan.task.tables, case.plan.task.batch_size // case.plan.task.devices, rank, steps + 2)
-    were = [vars(kind)["forward"] for kind in EXCHANGES]
+    with watched(model, case, [store], EVERY) as ((watch,), said):
+        if case.pipeline == "none":
+            for step, batch in zip(range(steps), made, strict=False):
+                if before is not None:
+                    before(step, model, watch)
+                model(batch)[0].backward()
+        else:
+            pipeline = PIPELINES[case.pipeline](model, torch.optim.SGD([torch.zeros(1)]), torch.device("cpu"))
+            for _ in range(steps):
+                pipeline.progress(made)
+    return said
+
+
+@contextmanager
+def watched(model: Any, case: StepCase, stores: list[str], every: int) -> Iterator[tuple[list[Watch], list[str]]]:
+    """Watches of a model, one for each store, and at the end their warnings. TorchRec's functions are its own again then."""
+    were, said = [vars(kind)["forward"] for kind in EXCHANGES], list[str]()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", WatchWarning)
-        with watch_plan(model, case.plan, store, "m", every=EVERY, steps=STEPS) as watch:
-            if case.pipeline == "none":
-                for step, batch in zip(range(steps), made, strict=False):
-                    if before is not None:
-                        before(step, model, watch)
-                    model(batch)[0].backward()
-            else:
-                pipeline = PIPELINES[case.pipeline](model, torch.optim.SGD([torch.zeros(1)]), torch.device("cpu"))
-                for _ in range(steps):
-                    pipeline.progress(made)
+        with ExitStack() as using:
+            each = [watch_plan(model, case.plan, store, "m", every=every, steps=STEPS) for store in stores]
+            yield [using.enter_context(one) for one in each], said
     assert were == [vars(kind)["forward"] for kind in EXCHANGES]
-    return [str(one.message) for one in caught]
+    said += [str(one.message) for one in caught]
 
 
 @pytest.mark.slow
@@ -141,28 +150,19 @@ def test_a_store_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
 def watched_twice(rank: int, case: StepCase, stores: list[str], accumulated: int) -> list[str]:
     model = sharded_model(case)
     made = batches(case.plan.task.tables, case.plan.task.batch_size // case.plan.task.devices, rank, 100)
-    were = [vars(kind)["forward"] for kind in EXCHANGES]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", WatchWarning)
-        with ExitStack() as using:
-            for store in stores:
-                using.enter_context(watch_plan(model, case.plan, store, "m", every=EVERY + STEPS, steps=STEPS))
-            for _ in range(0, WARM_UP + 2 * EVERY + 3 * STEPS, accumulated):
-                for loss in [model(next(made))[0] for _ in range(accumulated)]:
-                    loss.backward()
-    assert were == [vars(kind)["forward"] for kind in EXCHANGES]
-    return [str(one.message) for one in caught]
+    with watched(model, case, stores, EVERY + STEPS) as (_, said):
+        for _ in range(0, WARM_UP + 2 * EVERY + 3 * STEPS, accumulated):
+            for loss in [model(next(made))[0] for _ in range(accumulated)]:
+                loss.backward()
+    return said
 
 
 @pytest.mark.slow
 def test_of_two_that_watch_one_times_at_once(tmp_path: Path) -> None:
     stores = [str(tmp_path / name) for name in ("first", "second")]
     assert on_ranks(2, tmp_path, watched_twice, case_of("none"), stores, 1) == [[], []]
-    assert [sum(one.steps for one in read_seen(FolderStore(Path(store)), "m")) for store in stores] == [
-        2 * STEPS,
-        2 * STEPS,
-    ]
+    counts = [sum(one.steps for one in read_seen(FolderStore(Path(store)), "m")) for store in stores]
+    assert counts == [2 * STEPS, 2 * STEPS]
 
 
 @pytest.mark.slow

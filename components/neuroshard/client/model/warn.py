@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed._shard._utils import DEPRECATE_MSG
 
+from neuroshard.core.clean import log
+
 PACKAGE = str(Path(__file__).parents[2])
 SECONDS_TO_WAIT = 5.0  # for rank 0, which says the same at about the same time
 POLL_SECONDS = 0.02
@@ -31,6 +33,14 @@ def warn(what: str) -> None:
     """
     if not _said_by_rank_0(what):
         warnings.warn(what, ShardingWarning, stacklevel=_level_of_the_caller())
+
+
+def warn_and_go_on(kind: type[Warning], what: str) -> None:
+    """Issue a warning of what does not end training, where warnings are errors either."""
+    try:
+        warnings.warn(f"{what}; training goes on", kind, stacklevel=_level_of_the_caller())
+    except kind as warning:
+        log(f"warning: {warning}")
 
 
 def and_more(some: Sequence[object]) -> str:
@@ -67,10 +77,7 @@ def _said_by_rank_0(what: str) -> bool:
             if time.monotonic() > ends:
                 return False
             time.sleep(POLL_SECONDS)
-    except (
-        RuntimeError,
-        ValueError,
-    ):  # the store's process is gone, or the group is; a warning is worth saying all the same
+    except (RuntimeError, ValueError):  # the store's process is gone, or the group is; it is worth saying all the same
         return False
     return True
 

@@ -16,7 +16,6 @@ training goes on.
 import secrets
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -33,8 +32,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import nn
 from torchrec.distributed import comm_ops
 
+from neuroshard.client.model.warn import warn_and_go_on
 from neuroshard.client.ranks import gathered
-from neuroshard.core.clean import log
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.plan import Plan, check_plan
 from neuroshard.core.store_url import StoreUrl
@@ -52,7 +51,6 @@ EVERY, STEPS, WARM_UP = 500, 5, 20
 WRITE_EVERY_SECONDS = 3600.0
 WRITE_SECONDS = 300.0  # of a store, for all requests
 MOST_SPANS = 10_000  # of a step
-BEGAN = "_neuroshard_began"  # of an operator, while it looks up
 OPERATORS = (SplitTableBatchedEmbeddingBagsCodegen, DenseTableBatchedEmbeddingBagsCodegen)
 # TorchRec's exchanges are pairs of autograd functions: one sends, and the other waits; backward the other way round
 EXCHANGES = [
@@ -108,15 +106,15 @@ class Watch:
             raise UsageError(
                 "watch_plan found no sharded collection in the model: give it what DistributedModelParallel returned"
             )
-        with_nccl = (
-            dist.is_initialized() and dist.get_backend(process_group) == "nccl"
-        )  # also where a rank has no tables
+        # also where a rank has no tables
+        with_nccl = dist.is_initialized() and dist.get_backend(process_group) == "nccl"
         on_gpu = with_nccl or any(one.is_cuda for one in model.parameters())
         self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self._is_first = not dist.is_initialized() or dist.get_rank(process_group) == 0
         self._job, self._wrote = secrets.token_hex(8), -WRITE_EVERY_SECONDS
         self._step, self._next, self._is_over, self._has_timed = 0, WARM_UP, False, False
         self._timing: ExitStack | None = None
+        self._began: dict[nn.Module, Any] = {}  # operators that look up
         self._marks: list[Any] = []  # when each timed step began, and when the last one ended
         self._spans: list[list[tuple[str, Any, Any]]] = []  # of each timed step: a part, its begin and end
         self._windows: list[list[_OfRank]] = []  # what every rank saw since the last write
@@ -216,10 +214,10 @@ class Watch:
         return works
 
     def _looks_up(self, operator: nn.Module, *_: Any) -> None:
-        vars(operator)[BEGAN] = self._now()
+        self._began[operator] = self._now()
 
     def _looked_up(self, operator: nn.Module, _: Any, output: torch.Tensor) -> None:
-        begin = vars(operator).pop(BEGAN)
+        begin = self._began.pop(operator)
         if (node := output.grad_fn) is not None:
             self._took("lookup_forward", begin)
             began: list[Any] = []
@@ -239,9 +237,8 @@ class Watch:
             one[f"{part}_forward"] and not one[f"{part}_backward"] for one in steps for part in ("lookup", "exchange")
         ):
             self._is_over = True
-            self._failed += [
-                "a timed step had a forward and no backward; promises are of steps with both"
-            ] * self._is_first
+            if self._is_first:
+                self._failed.append("a timed step had a forward and no backward; promises are of steps with both")
         if not self._is_first or self._is_over:
             return
         self._windows.append(every)
@@ -299,11 +296,7 @@ class Watch:
 
     def _report_failures(self) -> None:
         while self._failed:
-            said = f"what steps took is not in the store: {self._failed.pop(0)}; training goes on"
-            try:
-                warnings.warn(said, WatchWarning, stacklevel=3)
-            except WatchWarning as warning:  # where warnings are errors
-                log(f"warning: {warning}")
+            warn_and_go_on(WatchWarning, f"what steps took is not in the store: {self._failed.pop(0)}")
 
 
 def summary(windows: Sequence[Sequence[_OfRank]]) -> dict[str, Any]:
@@ -376,10 +369,8 @@ def watch_plan(
     """
     if not isinstance(wait_seconds, int | float) or not 0 <= wait_seconds <= threading.TIMEOUT_MAX:
         raise UsageError(f"wait_seconds is a number of seconds, not {shown(wait_seconds)}")
-    store, of = (
-        open_store(store_url, single_writer=single_writer),
-        (whole_number("steps", steps), whole_number("every", every)),
-    )
+    store = open_store(store_url, single_writer=single_writer)
+    of = whole_number("steps", steps), whole_number("every", every)
     watch = Watch(model, plan, store, name, process_group, of, batch_size)
     hook = model.register_forward_pre_hook(watch.begins_step)
     try:
